@@ -1,0 +1,114 @@
+// The operators, put together from the stages.
+#include <string.h>
+
+#include <algorithm>
+
+#include "dcut/launch.h"
+#include "step.h"
+
+namespace dcut::cpu {
+namespace {
+
+// Row clamp(active, 1, rows) - 1 of a table [rows, buckets].
+template <class T>
+const T* table_row(const T* table, int32_t rows, int32_t buckets, int32_t active) {
+  return table + static_cast<size_t>(dcut::clamp(active, 1, rows) - 1) * static_cast<size_t>(buckets);
+}
+
+// Eq. 5: the bucket with the largest gain per cost, ties to the smallest; -1 if all are disabled.
+int argmax(const int32_t* budgets, const float* costs, const int64_t* gains, int32_t buckets) {
+  int best = -1;
+  double best_utility = 0.0;
+  for (int r = 0; r < buckets; ++r) {
+    if (!enabled(budgets[r], costs[r])) continue;
+    const double u = utility(gains[r], costs[r]);
+    if (best < 0 || u > best_utility) best = r, best_utility = u;
+  }
+  return best;
+}
+
+// The padded total of a given budget: the smallest listed budget that holds it.
+int32_t padded_total(const int32_t* budgets, int32_t buckets, int32_t total) {
+  int32_t padded = kInt32Max;
+  bool listed = false;
+  for (int r = 0; r < buckets; ++r) {
+    if (budgets[r] >= total) padded = std::min(padded, budgets[r]), listed = true;
+  }
+  return listed ? padded : total;
+}
+
+// Writes decision and gains, and returns the cut of the chosen budget.
+Cut decide(Step& step, const Tables& tables, const Decision& out) {
+  const int32_t n = tables.buckets;
+  const int32_t* raw = table_row(tables.budgets, tables.budget_rows, n, step.active());
+  const float* costs = table_row(tables.costs, tables.cost_rows, n, step.active());
+  int32_t tokens[kMaxBuckets] = {};
+  Cut cuts[kMaxBuckets], cut;
+  for (int r = 0; r < n; ++r) tokens[r] = step.clamp(raw[r]);
+  step.cut(tokens, n, cuts, out.gains, tables.count_bonus);
+
+  const int bucket = tables.budget ? -1 : argmax(raw, costs, out.gains, n);
+  int32_t total, padded;
+  if (bucket >= 0) {
+    cut = cuts[bucket], total = tokens[bucket], padded = std::max(total, raw[bucket]);
+  } else {
+    total = tables.budget ? step.clamp(*tables.budget) : step.highest();
+    step.cut(&total, 1, &cut, nullptr, false);
+    padded = tables.budget ? padded_total(raw, n, total) : total;
+  }
+  const int32_t decision[4] = {bucket, total, total, padded};
+  memcpy(out.decision, decision, sizeof decision);
+  return cut;
+}
+
+}  // namespace
+
+void select_and_pack(const Rows& rows, const Scores& scores, const Tables& tables, const Tokens& tokens,
+                     const Packed& packed, const Decision& decision) {
+  Step step(rows, scores);
+  const Cut cut = decide(step, tables, decision);
+  isa().pack({&rows, step.depths(cut), &tokens, &packed, step.active()});
+}
+
+void log_prefix_sum(const Rows& rows, const Scores& scores, int32_t* prefix) {
+  const Step step(rows, scores, true);
+  for (int32_t i = 0; i < rows.batch; ++i) {
+    for (int32_t k = 0; k < rows.draft_len; ++k) *prefix++ = static_cast<int32_t>(step.key(i, k));
+  }
+}
+
+void segmented_topk(const Rows& rows, const Scores& scores, const Tables& tables, int32_t* keep) {
+  Step step(rows, scores);
+  const int32_t n = tables.buckets;
+  const int32_t* raw = table_row(tables.budgets, tables.budget_rows, n, step.active());
+  int32_t tokens[kMaxBuckets] = {};
+  Cut cuts[kMaxBuckets];
+  for (int r = 0; r < n; ++r) tokens[r] = step.clamp(raw[r]);
+  step.cut(tokens, n, cuts, nullptr, false);
+  for (int r = 0; r < n; ++r) {
+    int32_t* row = keep + static_cast<size_t>(r) * static_cast<size_t>(rows.batch);
+    memset(row, 0, static_cast<size_t>(rows.batch) * sizeof *row);
+    memcpy(row, step.depths(cuts[r]), static_cast<size_t>(step.active()) * sizeof *row);
+  }
+}
+
+void bucket_argmax(const Rows& rows, const Scores& scores, const Tables& tables, const Decision& decision) {
+  Step step(rows, scores);
+  decide(step, tables, decision);
+}
+
+void pack_prefixes(const Rows& rows, const int32_t* keep_lens, const Tokens& tokens, const Packed& packed,
+                   const Decision& decision) {
+  const int32_t active = rows.num_reqs ? dcut::clamp(*rows.num_reqs, 0, rows.batch) : rows.batch;
+  static thread_local Buffer<int32_t> buffer;
+  int32_t* keep = buffer.get(static_cast<size_t>(active) + 1);
+  for (int32_t i = 0; i < active; ++i) {
+    const bool inside = !rows.row_index || (rows.row_index[i] >= 0 && rows.row_index[i] < rows.slots);
+    keep[i] = inside ? dcut::clamp(keep_lens[i], 0, rows.draft_len) : 0;
+  }
+  const int32_t total = isa().pack({&rows, keep, &tokens, &packed, active});
+  const int32_t written[4] = {-1, total, total, total};
+  memcpy(decision.decision, written, sizeof written);
+}
+
+}  // namespace dcut::cpu

@@ -1,0 +1,24 @@
+"""Draft-token selection and packing for batched speculative decoding (D-cut, arXiv 2607.14647)."""
+
+from . import _load  # noqa: F401  (binds the operators)
+from . import backends
+from .ops import Backend, VerifyBatch
+
+__version__ = "0.1.0"
+
+_public = Backend("public", "dcut")
+select_and_pack = _public.select_and_pack
+log_prefix_sum = _public.log_prefix_sum
+segmented_topk = _public.segmented_topk
+bucket_argmax = _public.bucket_argmax
+pack_prefixes = _public.pack_prefixes
+
+__all__ = [
+    "VerifyBatch",
+    "backends",
+    "bucket_argmax",
+    "log_prefix_sum",
+    "pack_prefixes",
+    "segmented_topk",
+    "select_and_pack",
+]

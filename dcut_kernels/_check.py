@@ -1,0 +1,256 @@
+"""Argument checks of the Python backends; the compiled ones make the same checks with the same words.
+
+Every message reads ``name: expected X, got Y``.  Only what the host can see is checked here; values that live in
+tensors are made harmless by the backends instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._schema import MAX_BUCKETS, MAX_DRAFT_LEN, MAX_TOKENS_CPU, OUTPUTS
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+IDS = (torch.int32, torch.int64)
+INT32 = (torch.int32,)
+INT64 = (torch.int64,)
+FLOAT32 = (torch.float32,)
+INT32_MAX = 2**31 - 1
+ROW_OPTIONS = ("draft_lens", "min_keep", "max_keep", "weight", "base_lens", "num_reqs")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The shape of one call: batch ``B``, table ``slots``, draft length ``D``, buckets ``R``, packed ``capacity``."""
+
+    batch: int
+    slots: int
+    draft_len: int
+    buckets: int
+    capacity: int
+
+
+def fail(name: str, expected: object, got: object) -> None:
+    raise RuntimeError(f"{name}: expected {expected}, got {got}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _one_of(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _shape(dims: Sequence[int | None]) -> str:
+    return "[" + ", ".join("*" if d is None else str(d) for d in dims) + "]"
+
+
+def tensor(
+    name: str, t: torch.Tensor, dtypes: Sequence[torch.dtype], dims: Sequence[int | None], device: torch.device
+) -> None:
+    """Check rank and shape (None: any size), dtype, device and contiguity of one tensor."""
+    if t.dim() != len(dims) or any(d is not None and d != s for d, s in zip(dims, t.shape, strict=True)):
+        fail(name, f"shape {_shape(dims)}", _shape(t.shape))
+    if t.dtype not in dtypes:
+        fail(name, f"dtype {_one_of([_name(d) for d in dtypes])}", _name(t.dtype))
+    if t.device != device:
+        fail(name, f"device {device}", t.device)
+    if not t.is_contiguous():
+        fail(name, "a contiguous tensor", f"strides {_shape(t.stride())} for shape {_shape(t.shape)}")
+
+
+def optional(name: str, t: torch.Tensor | None, dtypes, dims, device: torch.device) -> None:
+    if t is not None:
+        tensor(name, t, dtypes, dims, device)
+
+
+def tables(budgets: torch.Tensor, costs: torch.Tensor | None, device: torch.device) -> int:
+    """Check the bucket tables, each [R] or [M, R], and return R."""
+    for name, t, dtypes in (("budgets", budgets, INT32), ("costs", costs, FLOAT32)):
+        if t is None:
+            continue
+        if t.dim() not in (1, 2):
+            fail(name, "shape [R] or [M, R]", _shape(t.shape))
+        buckets = budgets.shape[-1]
+        if t.shape[-1] != buckets:
+            fail(name, f"{buckets} buckets, as in budgets", _shape(t.shape))
+        if t.dim() == 2 and t.shape[0] < 1:
+            fail(name, "at least one row", _shape(t.shape))
+        tensor(name, t, dtypes, t.shape, device)
+    if buckets > MAX_BUCKETS:
+        fail("budgets", f"at most {MAX_BUCKETS} buckets", buckets)
+    if costs is not None and budgets.dim() == costs.dim() == 2 and budgets.shape[0] != costs.shape[0]:
+        fail("costs", f"{budgets.shape[0]} rows, as in budgets", _shape(costs.shape))
+    return buckets
+
+
+def row_options(batch: int, device: torch.device, **given: torch.Tensor | None) -> None:
+    """Check the per-row options: int32 [B], weight float32 [B], num_reqs int32 [1]."""
+    for name, t in given.items():
+        dims = [1] if name == "num_reqs" else [batch]
+        optional(name, t, FLOAT32 if name == "weight" else INT32, dims, device)
+
+
+def paging(block_table: torch.Tensor | None, block_size: int, batch: int, device: torch.device) -> None:
+    optional("block_table", block_table, INT32, [batch, None], device)
+    if block_table is not None and not 1 <= block_size <= INT32_MAX:
+        fail("block_size", f"1 to {INT32_MAX} with a block_table", block_size)
+
+
+def score_name(value: str) -> None:
+    if value not in ("inclusive", "shifted"):
+        fail("score", "'inclusive' or 'shifted'", f"'{value}'")
+
+
+def policy_name(value: str) -> None:
+    if value in ("early_stop", "history"):
+        fail("policy", "'argmax', the only policy built so far", f"'{value}'")
+    if value != "argmax":
+        fail("policy", "'argmax', 'early_stop' or 'history'", f"'{value}'")
+
+
+def not_built(**given: torch.Tensor | None) -> None:
+    for name, value in given.items():
+        if value is not None:
+            fail(name, "None, since it is not built yet", "a tensor")
+
+
+def draft_len(name: str, size: int) -> None:
+    if size > MAX_DRAFT_LEN:
+        fail(name, f"at most {MAX_DRAFT_LEN} draft tokens a row", size)
+
+
+def size_limits(name: str, batch: int, slots: int, width: int) -> None:
+    if batch * (width + 1) >= MAX_TOKENS_CPU:
+        fail(name, f"batch * (draft tokens + 1) below {MAX_TOKENS_CPU}", batch * (width + 1))
+    if slots * width > INT32_MAX:
+        fail(name, f"slots * draft tokens at most {INT32_MAX}", slots * width)
+
+
+def pad_value(value: int, ids_dtype: torch.dtype) -> None:
+    if ids_dtype == torch.int32 and not -(2**31) <= value <= INT32_MAX:
+        fail("pad_token", "a value of int32, as draft_ids", value)
+
+
+def resolve_capacity(value: int | None, batch: int, width: int, has_base: bool, out: int | None = None) -> int:
+    """Resolve and check the packed capacity; ``out`` is the capacity of given output buffers."""
+    if value is None:
+        if out is None and has_base:
+            fail("capacity", "a value, since base_lens is given", "None")
+        value = batch * (width + 1) if out is None else out
+    if not batch <= value <= INT32_MAX:
+        fail("capacity", f"{batch} (the batch) to {INT32_MAX}", value)
+    if out is not None and value != out:
+        fail("capacity", f"{out}, the size of out's token_ids", value)
+    return value
+
+
+def drafts(
+    draft_ids: torch.Tensor,
+    bonus_ids: torch.Tensor,
+    seq_lens: torch.Tensor,
+    row_index: torch.Tensor | None,
+    device: torch.device,
+) -> tuple[int, int, int]:
+    """Check the token inputs and return (batch, slots, draft_len)."""
+    tensor("draft_ids", draft_ids, IDS, [None, None], device)
+    tensor("bonus_ids", bonus_ids, (draft_ids.dtype,), [None], device)
+    batch, (slots, width) = bonus_ids.shape[0], draft_ids.shape
+    draft_len("draft_ids", width)
+    if row_index is None and slots != batch:
+        fail("draft_ids", f"{batch} rows, as bonus_ids, without row_index", slots)
+    tensor("seq_lens", seq_lens, IDS, [batch], device)
+    optional("row_index", row_index, INT32, [batch], device)
+    size_limits("draft_ids", batch, slots, width)
+    return batch, slots, width
+
+
+def out_shapes(sizes: Sizes, ids_dtype: torch.dtype) -> dict[str, tuple[torch.dtype, list[int]]]:
+    """Dtype and shape of every result, in the order of the schema."""
+    batch, capacity = sizes.batch, sizes.capacity
+    shapes = {name: (torch.int32, [capacity]) for name in OUTPUTS}
+    shapes |= {"keep_lens": (torch.int32, [batch]), "cu_seqlens": (torch.int32, [batch + 1])}
+    shapes |= {"kv_lens": (torch.int32, [batch]), "token_ids": (ids_dtype, [capacity])}
+    shapes |= {"positions": (torch.int64, [capacity]), "slot_mapping": (torch.int64, [capacity])}
+    return shapes | {"decision": (torch.int32, [4]), "gains": (torch.int64, [sizes.buckets])}
+
+
+def select_and_pack(args: dict[str, Any], out: dict[str, torch.Tensor] | None) -> Sizes:
+    """All checks of the fused operator, in the order in which every backend makes them."""
+    device = args["confidence"].device
+    batch, slots, width = drafts(*(args[n] for n in ("draft_ids", "bonus_ids", "seq_lens", "row_index")), device)
+    tensor("confidence", args["confidence"], FLOATS, [slots, width], device)
+    buckets = tables(args["budgets"], args["costs"], device)
+    row_options(batch, device, **{n: args[n] for n in ROW_OPTIONS})
+    paging(args["block_table"], args["block_size"], batch, device)
+    score_name(args["score"])
+    policy_name(args["policy"])
+    optional("budget", args["budget"], INT32, [1], device)
+    not_built(**{n: args[n] for n in ("calibration", "envelope", "next_budget", "host_budget")})
+    return packed(args, batch, slots, width, buckets, out)
+
+
+def packed(
+    args: dict[str, Any], batch: int, slots: int, width: int, buckets: int, out: dict[str, torch.Tensor] | None = None
+) -> Sizes:
+    """Check what shapes the packed results: pad token, capacity, and the output buffers when they are given."""
+    ids, device = args["draft_ids"].dtype, args["draft_ids"].device
+    pad_value(args["pad_token"], ids)
+    if out is not None:
+        tensor("token_ids", out["token_ids"], (ids,), [None], device)
+    out_capacity = None if out is None else out["token_ids"].shape[0]
+    capacity = resolve_capacity(args["capacity"], batch, width, args["base_lens"] is not None, out_capacity)
+    sizes = Sizes(batch, slots, width, buckets, capacity)
+    if out is not None:
+        for name, (dtype, dims) in out_shapes(sizes, ids).items():
+            tensor(name, out[name], (dtype,), dims, device)
+    return sizes
+
+
+def log_prefix_sum(args: dict[str, Any]) -> tuple[int, int, int]:
+    """Checks of the first part; returns (batch, slots, draft_len)."""
+    confidence, row_index = args["confidence"], args["row_index"]
+    tensor("confidence", confidence, FLOATS, [None, None], confidence.device)
+    slots, width = confidence.shape
+    draft_len("confidence", width)
+    optional("row_index", row_index, INT32, [None], confidence.device)
+    batch = slots if row_index is None else row_index.shape[0]
+    size_limits("confidence", batch, slots, width)
+    score_name(args["score"])
+    not_built(calibration=args["calibration"])
+    return batch, slots, width
+
+
+def ranked(args: dict[str, Any], costs: torch.Tensor | None) -> Sizes:
+    """Checks that `segmented_topk` and `bucket_argmax` share."""
+    prefix = args["prefix"]
+    tensor("prefix", prefix, INT32, [None, None], prefix.device)
+    batch, width = prefix.shape
+    draft_len("prefix", width)
+    size_limits("prefix", batch, batch, width)
+    buckets = tables(args["budgets"], costs, prefix.device)
+    row_options(batch, prefix.device, **{n: args[n] for n in ROW_OPTIONS})
+    capacity = resolve_capacity(args["capacity"], batch, width, args["base_lens"] is not None)
+    return Sizes(batch, batch, width, buckets, capacity)
+
+
+def bucket_argmax(args: dict[str, Any]) -> Sizes:
+    sizes = ranked(args, args["costs"])
+    policy_name(args["policy"])
+    optional("budget", args["budget"], INT32, [1], args["prefix"].device)
+    not_built(**{n: args[n] for n in ("envelope", "next_budget", "host_budget")})
+    return sizes
+
+
+def pack_prefixes(args: dict[str, Any]) -> Sizes:
+    device = args["draft_ids"].device
+    batch, slots, width = drafts(*(args[n] for n in ("draft_ids", "bonus_ids", "seq_lens", "row_index")), device)
+    tensor("keep_lens", args["keep_lens"], INT32, [batch], device)
+    row_options(batch, device, base_lens=args["base_lens"], num_reqs=args["num_reqs"])
+    paging(args["block_table"], args["block_size"], batch, device)
+    return packed(args, batch, slots, width, 0)

@@ -1,0 +1,55 @@
+"""Shapes and dtypes of every result, for tracing; all checks stay with the operators themselves."""
+
+from __future__ import annotations
+
+import torch
+
+from ._check import Sizes, out_shapes
+
+
+def _packed(draft_ids: torch.Tensor, batch: int, buckets: int, capacity: int | None) -> tuple[torch.Tensor, ...]:
+    slots, width = draft_ids.shape
+    sizes = Sizes(batch, slots, width, buckets, batch * (width + 1) if capacity is None else capacity)
+    shapes = out_shapes(sizes, draft_ids.dtype).values()
+    return tuple(draft_ids.new_empty(dims, dtype=dtype) for dtype, dims in shapes)
+
+
+def select_and_pack(confidence, draft_ids, bonus_ids, seq_lens, budgets, costs, *, capacity=None, **_):
+    return _packed(draft_ids, bonus_ids.shape[0], budgets.shape[-1], capacity)
+
+
+def select_and_pack_out(*_, **__) -> None:
+    return None
+
+
+def log_prefix_sum(confidence, *, row_index=None, **_):
+    batch = (confidence if row_index is None else row_index).shape[0]
+    return confidence.new_empty([batch, confidence.shape[1]], dtype=torch.int32)
+
+
+def segmented_topk(prefix, budgets, **_):
+    return prefix.new_empty([budgets.shape[-1], prefix.shape[0]], dtype=torch.int32)
+
+
+def bucket_argmax(prefix, budgets, costs, **_):
+    return prefix.new_empty([4], dtype=torch.int32), prefix.new_empty([budgets.shape[-1]], dtype=torch.int64)
+
+
+def pack_prefixes(keep_lens, draft_ids, bonus_ids, seq_lens, *, capacity=None, **_):
+    return _packed(draft_ids, bonus_ids.shape[0], 0, capacity)
+
+
+FAKES = {
+    "select_and_pack": select_and_pack,
+    "select_and_pack.out": select_and_pack_out,
+    "log_prefix_sum": log_prefix_sum,
+    "segmented_topk": segmented_topk,
+    "bucket_argmax": bucket_argmax,
+    "pack_prefixes": pack_prefixes,
+}
+
+
+def register(namespace: str, library: torch.library.Library) -> None:
+    """Register the fake of every operator of one namespace."""
+    for name, fake in FAKES.items():
+        torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)

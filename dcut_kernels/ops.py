@@ -1,0 +1,374 @@
+"""The public functions, one set per backend."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._check import INT32_MAX, Sizes, fail, out_shapes, resolve_capacity
+
+
+class VerifyBatch(NamedTuple):
+    """One step's verification batch: which draft tokens are verified, packed without gaps.
+
+    ``B`` is the batch, ``N`` the capacity of the packed buffers, ``R`` the number of buckets.  The total number of
+    tokens is ``decision[2]``; every packed buffer is written up to its capacity.
+
+    Attributes
+    ----------
+    keep_lens : Tensor, int32 [B]
+        Draft tokens kept per request; 0 for padding rows.
+    cu_seqlens : Tensor, int32 [B + 1]
+        Token offsets of the requests, flat at the total after the last active row.
+    kv_lens : Tensor, int32 [B]
+        ``seq_lens + keep_lens + 1``; 0 for padding rows.
+    token_ids : Tensor, dtype of draft_ids, [N]
+        Bonus token and kept draft tokens of each request; ``pad_token`` in the tail.
+    positions : Tensor, int64 [N]
+        Position of each token in its sequence; 0 in the tail.
+    request_ids : Tensor, int32 [N]
+        Row of each token; -1 in the tail.
+    slot_mapping : Tensor, int64 [N]
+        KV-cache slot of each token; -1 in the tail, without a block table, and outside it.
+    draft_index : Tensor, int32 [N]
+        Flat index into the ``[slots, D]`` draft tables; -1 for bonus tokens and in the tail.
+    logits_indices : Tensor, int32 [N]
+        Packed indices of the verified positions, row by row; 0 in the tail, so a captured gather stays valid.
+    decision : Tensor, int32 [4]
+        Chosen bucket (-1 with a given budget or when every bucket is disabled), clamped budget, total, padded total.
+    gains : Tensor, int64 [R]
+        Expected tokens of every bucket in units of 2^-30.
+    """
+
+    keep_lens: Tensor
+    cu_seqlens: Tensor
+    kv_lens: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    request_ids: Tensor
+    slot_mapping: Tensor
+    draft_index: Tensor
+    logits_indices: Tensor
+    decision: Tensor
+    gains: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        batch: int,
+        draft_len: int,
+        buckets: int,
+        capacity: int | None = None,
+        ids_dtype: torch.dtype = torch.int32,
+        device: torch.device | str = "cpu",
+    ) -> VerifyBatch:
+        """Allocate buffers to be reused as ``out`` by every step.
+
+        Parameters
+        ----------
+        batch, draft_len, buckets : int
+            ``B``, ``D`` and ``R`` of the calls that will write here.
+        capacity : int, optional
+            Size of the packed buffers, at least ``batch``; ``batch * (draft_len + 1)`` by default.
+        ids_dtype : torch.dtype
+            int32 or int64, as ``draft_ids``.
+        device : torch.device or str
+            Where the buffers live.
+        """
+        capacity = resolve_capacity(capacity, batch, draft_len, has_base=False)
+        sizes = Sizes(batch, batch, draft_len, buckets, capacity)
+        shapes = out_shapes(sizes, ids_dtype).values()
+        return cls(*(torch.zeros(dims, dtype=dtype, device=device) for dtype, dims in shapes))
+
+
+def _given(**options: object) -> dict[str, object]:
+    """Only what was given: parsing an option costs more than leaving it out."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _budget(budget: int | Tensor | None, device: torch.device) -> Tensor | None:
+    if budget is None or isinstance(budget, Tensor):
+        return budget
+    if not -INT32_MAX - 1 <= budget <= INT32_MAX:
+        fail("budget", "a value of int32", budget)
+    return torch.full((1,), budget, dtype=torch.int32, device=device)
+
+
+class Backend:
+    """The five operators of one namespace."""
+
+    def __init__(self, name: str, namespace: str) -> None:
+        self.name = name
+        operators = getattr(torch.ops, namespace)
+        self._select = operators.select_and_pack.default
+        self._select_out = operators.select_and_pack.out
+        self._prefix = operators.log_prefix_sum.default
+        self._topk = operators.segmented_topk.default
+        self._argmax = operators.bucket_argmax.default
+        self._pack = operators.pack_prefixes.default
+
+    def __repr__(self) -> str:
+        return f"<dcut_kernels backend {self.name!r}>"
+
+    def select_and_pack(
+        self,
+        confidence: Tensor,
+        draft_ids: Tensor,
+        bonus_ids: Tensor,
+        seq_lens: Tensor,
+        budgets: Tensor,
+        costs: Tensor,
+        *,
+        draft_lens: Tensor | None = None,
+        min_keep: Tensor | None = None,
+        max_keep: Tensor | None = None,
+        weight: Tensor | None = None,
+        row_index: Tensor | None = None,
+        base_lens: Tensor | None = None,
+        num_reqs: Tensor | None = None,
+        block_table: Tensor | None = None,
+        block_size: int = 0,
+        score: str = "inclusive",
+        policy: str = "argmax",
+        budget: int | Tensor | None = None,
+        calibration: Tensor | None = None,
+        envelope: Tensor | None = None,
+        next_budget: Tensor | None = None,
+        host_budget: Tensor | None = None,
+        count_bonus: bool = True,
+        log_confidence: bool = False,
+        pad_token: int = 0,
+        capacity: int | None = None,
+        out: VerifyBatch | None = None,
+    ) -> VerifyBatch:
+        r"""Decide which draft tokens to verify, and pack them into one ragged batch.
+
+        Scores are the paper's eq. 3, :math:`s_{i,0} = 1` and :math:`s_{i,k} = \prod_{t \le k} c_{i,t}`; positions of
+        all requests are ranked by (score descending, position, request), a bucket ``r`` keeps the first ``K_r`` of
+        them, and the bucket with the largest :math:`U_r = G_r / C_r` (eq. 5) wins, ties to the smallest ``r``.
+
+        Parameters
+        ----------
+        confidence : Tensor, float32, float16 or bfloat16 [slots, D]
+            Drafter confidence in [0, 1], or its natural logarithm with ``log_confidence``.  NaN and negative values
+            count as 0, values above 1 as 1 (logarithms: NaN and -inf count as 0, values of 0 and above as 1).
+        draft_ids : Tensor, int32 or int64 [slots, D]
+            Draft tokens; ``D`` is at most 63.
+        bonus_ids : Tensor, dtype of draft_ids, [B]
+            Last accepted token of each request, verified at position 0 of its row.
+        seq_lens : Tensor, int32 or int64 [B]
+            Position of the bonus token in its sequence.
+        budgets : Tensor, int32 [R] or [M, R]
+            Tokens of the step per bucket, base tokens included; of ``[M, R]``, row ``clamp(b, 1, M) - 1`` serves a
+            batch of ``b`` active requests.  At most 256 buckets.
+        costs : Tensor, float32 [R] or [M, R]
+            Measured cost of a step per bucket, any unit.  A bucket counts only if ``0 < cost < inf`` and its budget
+            is above 0; without any, everything that fits is verified.
+        draft_lens, min_keep, max_keep : Tensor, int32 [B], optional
+            Drafts that exist, are kept whatever their score, and may be kept at most (this beats ``min_keep``).
+        weight : Tensor, float32 [B], optional
+            Multiplies all scores of a request; clamped to [2^-8, 2^8], NaN counts as 1.
+        row_index : Tensor, int32 [B], optional
+            Slot of each request in ``confidence`` and ``draft_ids``; out of range means no drafts.  Without it
+            ``slots == B``.
+        base_lens : Tensor, int32 [B], optional
+            Tokens of each request in this step before its drafts, bonus included (1 by default).  Base tokens before
+            the bonus are left to the engine: their entries of ``out`` are not written.
+        num_reqs : Tensor, int32 [1], optional
+            Active requests ``b``; later rows are padding.
+        block_table : Tensor, int32 [B, max_blocks], optional
+            Paged KV cache, with ``block_size`` tokens a block.
+        score : {"inclusive", "shifted"}
+            "shifted" ranks position ``k`` by the confidences before it only.
+        policy : {"argmax"}
+            How the budget is chosen; "early_stop" and "history" are reserved.
+        budget : int or Tensor int32 [1], optional
+            Tokens of the step; replaces the choice among buckets.  0 and below keep only what is mandatory.
+        calibration, envelope, next_budget, host_budget : optional
+            Reserved.
+        count_bonus : bool
+            Whether each active request's bonus token counts in ``G``.
+        log_confidence : bool
+            ``confidence`` holds natural logarithms.
+        pad_token : int
+            Fills ``token_ids`` after the last token.
+        capacity : int, optional
+            Size of the packed buffers, at least ``B``; ``B * (D + 1)`` by default, required with ``base_lens``.
+        out : VerifyBatch, optional
+            Buffers to write and return instead of new ones (see `VerifyBatch.allocate`).
+
+        Returns
+        -------
+        VerifyBatch
+
+        Raises
+        ------
+        RuntimeError
+            Naming the argument, what was expected and what came.
+        """
+        options = _given(
+            draft_lens=draft_lens, min_keep=min_keep, max_keep=max_keep, weight=weight, row_index=row_index,
+            base_lens=base_lens, num_reqs=num_reqs, block_table=block_table, calibration=calibration,
+            envelope=envelope, next_budget=next_budget, host_budget=host_budget, capacity=capacity,
+        )  # fmt: skip
+        if budget is not None:
+            options["budget"] = _budget(budget, confidence.device)
+        if block_size:
+            options["block_size"] = block_size
+        if score != "inclusive":
+            options["score"] = score
+        if policy != "argmax":
+            options["policy"] = policy
+        if not count_bonus:
+            options["count_bonus"] = False
+        if log_confidence:
+            options["log_confidence"] = True
+        if pad_token:
+            options["pad_token"] = pad_token
+        if out is None:
+            return VerifyBatch._make(
+                self._select(confidence, draft_ids, bonus_ids, seq_lens, budgets, costs, **options)
+            )
+        if not isinstance(out, VerifyBatch):
+            fail("out", "a VerifyBatch", type(out).__name__)
+        self._select_out(
+            confidence, draft_ids, bonus_ids, seq_lens, budgets, costs, **options, **out._asdict()
+        )
+        return out
+
+    def log_prefix_sum(
+        self,
+        confidence: Tensor,
+        *,
+        row_index: Tensor | None = None,
+        score: str = "inclusive",
+        calibration: Tensor | None = None,
+        log_confidence: bool = False,
+    ) -> Tensor:
+        """Sum ``-log2(confidence)`` along each row, in units of 2^-20, saturating at 2^26 - 1 (eq. 3).
+
+        Parameters
+        ----------
+        confidence, row_index, score, calibration, log_confidence
+            As in `select_and_pack`.
+
+        Returns
+        -------
+        Tensor, int32 [B, D]
+            Rows whose slot is out of range hold -1: they have no drafts.
+        """
+        return self._prefix(
+            confidence, row_index=row_index, score=score, calibration=calibration, log_confidence=log_confidence
+        )
+
+    def segmented_topk(
+        self,
+        prefix: Tensor,
+        budgets: Tensor,
+        *,
+        draft_lens: Tensor | None = None,
+        min_keep: Tensor | None = None,
+        max_keep: Tensor | None = None,
+        weight: Tensor | None = None,
+        base_lens: Tensor | None = None,
+        num_reqs: Tensor | None = None,
+        capacity: int | None = None,
+    ) -> Tensor:
+        """Keep depths of every request under every budget.
+
+        Parameters
+        ----------
+        prefix : Tensor, int32 [B, D]
+            Result of `log_prefix_sum`; other values are clamped to its range and made non-decreasing.
+        budgets, draft_lens, min_keep, max_keep, weight, base_lens, num_reqs, capacity
+            As in `select_and_pack`.
+
+        Returns
+        -------
+        Tensor, int32 [R, B]
+        """
+        options = _given(
+            draft_lens=draft_lens, min_keep=min_keep, max_keep=max_keep, weight=weight, base_lens=base_lens,
+            num_reqs=num_reqs, capacity=capacity,
+        )  # fmt: skip
+        return self._topk(prefix, budgets, **options)
+
+    def bucket_argmax(
+        self,
+        prefix: Tensor,
+        budgets: Tensor,
+        costs: Tensor,
+        *,
+        draft_lens: Tensor | None = None,
+        min_keep: Tensor | None = None,
+        max_keep: Tensor | None = None,
+        weight: Tensor | None = None,
+        base_lens: Tensor | None = None,
+        num_reqs: Tensor | None = None,
+        policy: str = "argmax",
+        budget: int | Tensor | None = None,
+        envelope: Tensor | None = None,
+        next_budget: Tensor | None = None,
+        host_budget: Tensor | None = None,
+        count_bonus: bool = True,
+        capacity: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Choose the bucket with the largest expected tokens per cost (eq. 5).
+
+        Parameters
+        ----------
+        prefix : Tensor, int32 [B, D]
+            As in `segmented_topk`; the other parameters are those of `select_and_pack`.
+
+        Returns
+        -------
+        decision : Tensor, int32 [4]
+        gains : Tensor, int64 [R]
+            As in `VerifyBatch`.
+        """
+        options = _given(
+            draft_lens=draft_lens, min_keep=min_keep, max_keep=max_keep, weight=weight, base_lens=base_lens,
+            num_reqs=num_reqs, envelope=envelope, next_budget=next_budget, host_budget=host_budget,
+            capacity=capacity, budget=_budget(budget, prefix.device),
+        )  # fmt: skip
+        return self._argmax(prefix, budgets, costs, policy=policy, count_bonus=count_bonus, **options)
+
+    def pack_prefixes(
+        self,
+        keep_lens: Tensor,
+        draft_ids: Tensor,
+        bonus_ids: Tensor,
+        seq_lens: Tensor,
+        *,
+        row_index: Tensor | None = None,
+        base_lens: Tensor | None = None,
+        num_reqs: Tensor | None = None,
+        block_table: Tensor | None = None,
+        block_size: int = 0,
+        pad_token: int = 0,
+        capacity: int | None = None,
+    ) -> VerifyBatch:
+        """Pack given keep depths; call it again with each further KV-cache group's block table.
+
+        Parameters
+        ----------
+        keep_lens : Tensor, int32 [B]
+            Draft tokens kept per request, clamped to ``[0, D]``.
+        draft_ids, bonus_ids, seq_lens, row_index, base_lens, num_reqs, block_table, block_size, pad_token, capacity
+            As in `select_and_pack`.
+
+        Returns
+        -------
+        VerifyBatch
+            With ``decision = (-1, total, total, total)`` and no gains.
+        """
+        options = _given(
+            row_index=row_index, base_lens=base_lens, num_reqs=num_reqs, block_table=block_table, capacity=capacity
+        )
+        return VerifyBatch._make(
+            self._pack(
+                keep_lens, draft_ids, bonus_ids, seq_lens, block_size=block_size, pad_token=pad_token, **options
+            )
+        )
