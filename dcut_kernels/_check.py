@@ -50,10 +50,16 @@ def _shape(dims: Sequence[int | None]) -> str:
     return "[" + ", ".join("*" if d is None else str(d) for d in dims) + "]"
 
 
+def defined(name: str, t: torch.Tensor | None) -> None:
+    if t is None:
+        fail(name, "a tensor", "None")
+
+
 def tensor(
     name: str, t: torch.Tensor, dtypes: Sequence[torch.dtype], dims: Sequence[int | None], device: torch.device
 ) -> None:
     """Check rank and shape (None: any size), dtype, device and contiguity of one tensor."""
+    defined(name, t)
     if t.dim() != len(dims) or any(d is not None and d != s for d, s in zip(dims, t.shape, strict=True)):
         fail(name, f"shape {_shape(dims)}", _shape(t.shape))
     if t.dtype not in dtypes:
@@ -69,24 +75,30 @@ def optional(name: str, t: torch.Tensor | None, dtypes, dims, device: torch.devi
         tensor(name, t, dtypes, dims, device)
 
 
-def tables(budgets: torch.Tensor, costs: torch.Tensor | None, device: torch.device) -> int:
-    """Check the bucket tables, each [R] or [M, R], and return R."""
-    for name, t, dtypes in (("budgets", budgets, INT32), ("costs", costs, FLOAT32)):
-        if t is None:
-            continue
-        if t.dim() not in (1, 2):
-            fail(name, "shape [R] or [M, R]", _shape(t.shape))
-        buckets = budgets.shape[-1]
-        if t.shape[-1] != buckets:
-            fail(name, f"{buckets} buckets, as in budgets", _shape(t.shape))
-        if t.dim() == 2 and t.shape[0] < 1:
-            fail(name, "at least one row", _shape(t.shape))
-        tensor(name, t, dtypes, t.shape, device)
+def table(name: str, t: torch.Tensor, dtypes: Sequence[torch.dtype], device: torch.device) -> int:
+    """Check one bucket table, [R] or [M, R], and return R."""
+    defined(name, t)
+    if t.dim() not in (1, 2):
+        fail(name, "shape [R] or [M, R]", _shape(t.shape))
+    if t.dim() == 2 and t.shape[0] < 1:
+        fail(name, "at least one row", _shape(t.shape))
+    tensor(name, t, dtypes, t.shape, device)
+    return t.shape[-1]
+
+
+def budget_table(budgets: torch.Tensor, device: torch.device) -> int:
+    buckets = table("budgets", budgets, INT32, device)
     if buckets > MAX_BUCKETS:
         fail("budgets", f"at most {MAX_BUCKETS} buckets", buckets)
-    if costs is not None and budgets.dim() == costs.dim() == 2 and budgets.shape[0] != costs.shape[0]:
-        fail("costs", f"{budgets.shape[0]} rows, as in budgets", _shape(costs.shape))
     return buckets
+
+
+def cost_table(costs: torch.Tensor, budgets: torch.Tensor, device: torch.device) -> None:
+    buckets = table("costs", costs, FLOAT32, device)
+    if buckets != budgets.shape[-1]:
+        fail("costs", f"{budgets.shape[-1]} buckets, as in budgets", _shape(costs.shape))
+    if budgets.dim() == costs.dim() == 2 and budgets.shape[0] != costs.shape[0]:
+        fail("costs", f"{budgets.shape[0]} rows, as in budgets", _shape(costs.shape))
 
 
 def row_options(batch: int, device: torch.device, **given: torch.Tensor | None) -> None:
@@ -182,10 +194,12 @@ def out_shapes(sizes: Sizes, ids_dtype: torch.dtype) -> dict[str, tuple[torch.dt
 
 def select_and_pack(args: dict[str, Any], out: dict[str, torch.Tensor] | None) -> Sizes:
     """All checks of the fused operator, in the order in which every backend makes them."""
+    defined("confidence", args["confidence"])
     device = args["confidence"].device
     batch, slots, width = drafts(*(args[n] for n in ("draft_ids", "bonus_ids", "seq_lens", "row_index")), device)
     tensor("confidence", args["confidence"], FLOATS, [slots, width], device)
-    buckets = tables(args["budgets"], args["costs"], device)
+    buckets = budget_table(args["budgets"], device)
+    cost_table(args["costs"], args["budgets"], device)
     row_options(batch, device, **{n: args[n] for n in ROW_OPTIONS})
     paging(args["block_table"], args["block_size"], batch, device)
     score_name(args["score"])
@@ -215,6 +229,7 @@ def packed(
 def log_prefix_sum(args: dict[str, Any]) -> tuple[int, int, int]:
     """Checks of the first part; returns (batch, slots, draft_len)."""
     confidence, row_index = args["confidence"], args["row_index"]
+    defined("confidence", confidence)
     tensor("confidence", confidence, FLOATS, [None, None], confidence.device)
     slots, width = confidence.shape
     draft_len("confidence", width)
@@ -226,21 +241,24 @@ def log_prefix_sum(args: dict[str, Any]) -> tuple[int, int, int]:
     return batch, slots, width
 
 
-def ranked(args: dict[str, Any], costs: torch.Tensor | None) -> Sizes:
+def ranked(args: dict[str, Any]) -> Sizes:
     """Checks that `segmented_topk` and `bucket_argmax` share."""
     prefix = args["prefix"]
+    defined("prefix", prefix)
     tensor("prefix", prefix, INT32, [None, None], prefix.device)
     batch, width = prefix.shape
     draft_len("prefix", width)
     size_limits("prefix", batch, batch, width)
-    buckets = tables(args["budgets"], costs, prefix.device)
+    buckets = budget_table(args["budgets"], prefix.device)
+    if "costs" in args:
+        cost_table(args["costs"], args["budgets"], prefix.device)
     row_options(batch, prefix.device, **{n: args[n] for n in ROW_OPTIONS})
     capacity = resolve_capacity(args["capacity"], batch, width, args["base_lens"] is not None)
     return Sizes(batch, batch, width, buckets, capacity)
 
 
 def bucket_argmax(args: dict[str, Any]) -> Sizes:
-    sizes = ranked(args, args["costs"])
+    sizes = ranked(args)
     policy_name(args["policy"])
     optional("budget", args["budget"], INT32, [1], args["prefix"].device)
     not_built(**{n: args[n] for n in ("envelope", "next_budget", "host_budget")})
@@ -248,6 +266,7 @@ def bucket_argmax(args: dict[str, Any]) -> Sizes:
 
 
 def pack_prefixes(args: dict[str, Any]) -> Sizes:
+    defined("draft_ids", args["draft_ids"])
     device = args["draft_ids"].device
     batch, slots, width = drafts(*(args[n] for n in ("draft_ids", "bonus_ids", "seq_lens", "row_index")), device)
     tensor("keep_lens", args["keep_lens"], INT32, [batch], device)

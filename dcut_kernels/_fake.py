@@ -1,10 +1,13 @@
-"""Shapes and dtypes of every result, for tracing; all checks stay with the operators themselves."""
+"""Shapes and dtypes of every result, for tracing; apart from devices, all checks stay with the operators."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from ._check import Sizes, out_shapes
+from ._check import Sizes, fail, out_shapes
+from ._schema import parse
 
 
 def _packed(draft_ids: torch.Tensor, batch: int, buckets: int, capacity: int | None) -> tuple[torch.Tensor, ...]:
@@ -49,7 +52,23 @@ FAKES = {
 }
 
 
+def _on_one_device(name: str, fake: Callable) -> Callable:
+    """Refuse a meta tensor among others: torch sends such a call here and would return what the fake allocates."""
+    names = [argument.name for argument in parse(name).arguments]
+
+    def checked(*positional, **keywords):
+        given = dict(zip(names, positional, strict=False)) | keywords
+        tensors = {n: t for n, t in given.items() if isinstance(t, torch.Tensor)}
+        first = next(iter(tensors.values())).device
+        for n, t in tensors.items():
+            if t.device != first:
+                fail(n, f"device {first}", t.device)
+        return fake(*positional, **keywords)
+
+    return checked
+
+
 def register(namespace: str, library: torch.library.Library) -> None:
     """Register the fake of every operator of one namespace."""
     for name, fake in FAKES.items():
-        torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
+        torch.library.register_fake(f"{namespace}::{name}", _on_one_device(name, fake), lib=library)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from . import _check, reference
-from ._schema import OUTPUTS, SCHEMAS
+from ._schema import OUTPUTS, parse
 
 ROW_INPUTS = ("draft_lens", "min_keep", "max_keep", "weight", "row_index", "base_lens", "num_reqs")
 
 
 def _bound(name: str, function: Callable) -> Callable:
     """Call `function` with every argument of the schema by name, defaults filled in."""
-    arguments = torch._C.parse_schema(name.split(".")[0] + SCHEMAS[name]).arguments
+    arguments = parse(name).arguments
 
     def call(*positional: Any, **keywords: Any) -> Any:
         args = {a.name: a.default_value for a in arguments}
@@ -117,7 +117,7 @@ def _step(args: dict[str, Any], sizes: _check.Sizes) -> reference.Step:
 
 
 def segmented_topk(args: dict[str, Any]) -> torch.Tensor:
-    sizes = _check.ranked(args, None)
+    sizes = _check.ranked(args)
     step = _step(args, sizes)
     budgets = reference.table_row(_list(args["budgets"]), sum(row.active for row in step.rows))
     depths = [step.depths(step.clamp(budget)) for budget in budgets]

@@ -57,6 +57,11 @@ SCHEMAS = {name: " ".join(schema.split()) for name, schema in _SCHEMAS.items()}
 NAMESPACES = ("dcut", "dcut_cpu", "dcut_reference")
 
 
+def parse(name: str) -> torch._C.FunctionSchema:
+    """The parsed schema of an operator."""
+    return torch._C.parse_schema(name.split(".")[0] + SCHEMAS[name])
+
+
 def define(namespace: str) -> torch.library.Library:
     """Define every operator in one namespace and return the library that keeps the definitions alive."""
     library = torch.library.Library(namespace, "DEF")

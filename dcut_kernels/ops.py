@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._check import INT32_MAX, Sizes, fail, out_shapes, resolve_capacity
+from ._check import IDS, INT32_MAX, Sizes, fail, out_shapes, resolve_capacity
+from ._schema import OUTPUTS
 
 
 class VerifyBatch(NamedTuple):
@@ -77,6 +78,11 @@ class VerifyBatch(NamedTuple):
         device : torch.device or str
             Where the buffers live.
         """
+        for name, size in (("batch", batch), ("draft_len", draft_len), ("buckets", buckets)):
+            if size < 0:
+                fail(name, "a size of at least 0", size)
+        if ids_dtype not in IDS:
+            fail("ids_dtype", "torch.int32 or torch.int64", ids_dtype)
         capacity = resolve_capacity(capacity, batch, draft_len, has_base=False)
         sizes = Sizes(batch, batch, draft_len, buckets, capacity)
         shapes = out_shapes(sizes, ids_dtype).values()
@@ -91,6 +97,8 @@ def _given(**options: object) -> dict[str, object]:
 def _budget(budget: int | Tensor | None, device: torch.device) -> Tensor | None:
     if budget is None or isinstance(budget, Tensor):
         return budget
+    if isinstance(budget, bool) or not isinstance(budget, int | torch.SymInt):
+        fail("budget", "an int or an int32 tensor", type(budget).__name__)
     if not -INT32_MAX - 1 <= budget <= INT32_MAX:
         fail("budget", "a value of int32", budget)
     return torch.full((1,), budget, dtype=torch.int32, device=device)
@@ -208,11 +216,17 @@ class Backend:
         RuntimeError
             Naming the argument, what was expected and what came.
         """
-        options = _given(
-            draft_lens=draft_lens, min_keep=min_keep, max_keep=max_keep, weight=weight, row_index=row_index,
-            base_lens=base_lens, num_reqs=num_reqs, block_table=block_table, calibration=calibration,
-            envelope=envelope, next_budget=next_budget, host_budget=host_budget, capacity=capacity,
-        )  # fmt: skip
+        options: dict[str, object] = {}
+        if not draft_lens is min_keep is max_keep is weight is row_index is base_lens is num_reqs is None:
+            options = _given(
+                draft_lens=draft_lens, min_keep=min_keep, max_keep=max_keep, weight=weight, row_index=row_index,
+                base_lens=base_lens, num_reqs=num_reqs,
+            )  # fmt: skip
+        if not block_table is calibration is envelope is next_budget is host_budget is capacity is None:
+            options |= _given(
+                block_table=block_table, calibration=calibration, envelope=envelope, next_budget=next_budget,
+                host_budget=host_budget, capacity=capacity,
+            )  # fmt: skip
         if budget is not None:
             options["budget"] = _budget(budget, confidence.device)
         if block_size:
@@ -233,9 +247,8 @@ class Backend:
             )
         if not isinstance(out, VerifyBatch):
             fail("out", "a VerifyBatch", type(out).__name__)
-        self._select_out(
-            confidence, draft_ids, bonus_ids, seq_lens, budgets, costs, **options, **out._asdict()
-        )
+        options.update(zip(OUTPUTS, out, strict=True))
+        self._select_out(confidence, draft_ids, bonus_ids, seq_lens, budgets, costs, **options)
         return out
 
     def log_prefix_sum(

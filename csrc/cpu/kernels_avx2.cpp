@@ -33,11 +33,10 @@ struct Avx2 {
   static Vec sub64(Vec a, Vec b) { return _mm256_sub_epi64(a, b); }
   static Vec mul(Vec a, Vec b) { return _mm256_mul_epi32(a, b); }
   static Vec mul_unsigned(Vec a, Vec b) { return _mm256_mul_epu32(a, b); }
-  static Vec high(Vec a) { return _mm256_srli_epi64(a, 32); }
-  static Vec odd(Vec a) { return _mm256_srli_epi64(a, 32); }
+  static Vec odd(Vec a) { return _mm256_shuffle_epi32(a, 0xf5); }
+  static Vec up(Vec a) { return _mm256_shuffle_epi32(a, 0xa0); }  // even lanes to the odd ones
+  static Vec merge(Vec even, Vec odd) { return _mm256_blend_epi32(even, odd, 0xaa); }
   static Vec even(Vec a) { return _mm256_blend_epi32(a, _mm256_setzero_si256(), 0xaa); }
-  static Vec join(Vec low, Vec high) { return _mm256_blend_epi32(low, _mm256_slli_epi64(high, 32), 0xaa); }
-  static Vec join_odd(Vec low, Vec high) { return _mm256_blend_epi32(odd(low), high, 0xaa); }
   static Mask greater(Vec a, Vec b) { return _mm256_cmpgt_epi32(a, b); }
   static Mask both(Mask a, Mask b) { return _mm256_and_si256(a, b); }
   static Vec where(Mask m, Vec yes, Vec no) { return _mm256_blendv_epi8(no, yes, m); }
@@ -45,11 +44,6 @@ struct Avx2 {
     return _mm256_mask_i32gather_epi32(_mm256_setzero_si256(), p, offset, m, 4);
   }
   static Vec table(const uint32_t (&t)[8]) { return load(t); }
-  static Vec table(const uint64_t (&t)[8], int half) {
-    alignas(32) uint32_t words[8];
-    for (int j = 0; j < 8; ++j) words[j] = static_cast<uint32_t>(t[j] >> (32 * half));
-    return load(words);
-  }
   static Vec lookup(Vec t, Vec index) { return _mm256_permutevar8x32_epi32(t, index); }
   static Vec add64_where_less(Vec sum, Vec key, Vec limit, Vec x) {
     return _mm256_add_epi64(sum, _mm256_and_si256(x, _mm256_cmpgt_epi64(limit, key)));

@@ -33,11 +33,10 @@ struct Avx512 {
   static Vec sub64(Vec a, Vec b) { return _mm512_sub_epi64(a, b); }
   static Vec mul(Vec a, Vec b) { return _mm512_mul_epi32(a, b); }
   static Vec mul_unsigned(Vec a, Vec b) { return _mm512_mul_epu32(a, b); }
-  static Vec high(Vec a) { return _mm512_srli_epi64(a, 32); }
-  static Vec odd(Vec a) { return _mm512_srli_epi64(a, 32); }
+  static Vec odd(Vec a) { return _mm512_shuffle_epi32(a, _MM_PERM_DDBB); }
+  static Vec up(Vec a) { return _mm512_shuffle_epi32(a, _MM_PERM_CCAA); }  // even lanes to the odd ones
+  static Vec merge(Vec even, Vec odd) { return _mm512_mask_blend_epi32(0xaaaa, even, odd); }
   static Vec even(Vec a) { return _mm512_and_si512(a, set64(0xffffffffu)); }
-  static Vec join(Vec low, Vec high) { return _mm512_mask_blend_epi32(0xaaaa, low, _mm512_slli_epi64(high, 32)); }
-  static Vec join_odd(Vec low, Vec high) { return _mm512_mask_blend_epi32(0xaaaa, odd(low), high); }
   static Mask greater(Vec a, Vec b) { return _mm512_cmpgt_epi32_mask(a, b); }
   static Mask both(Mask a, Mask b) { return a & b; }
   static Vec where(Mask m, Vec yes, Vec no) { return _mm512_mask_blend_epi32(m, no, yes); }
@@ -46,10 +45,6 @@ struct Avx512 {
   }
   static Vec table(const uint32_t (&t)[8]) {
     return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(t)));
-  }
-  static Vec table(const uint64_t (&t)[8], int half) {
-    const Vec all = load(t);
-    return _mm512_castsi256_si512(_mm512_cvtepi64_epi32(half ? _mm512_srli_epi64(all, 32) : all));
   }
   static Vec lookup(Vec t, Vec index) { return _mm512_permutexvar_epi32(index, t); }
   static Vec add64_where_less(Vec sum, Vec key, Vec limit, Vec x) {

@@ -1,7 +1,9 @@
 // The loops of kernels_portable.cpp over a vector type V, included once per instruction set.
 //
 // V has 32-bit lanes.  Products of 32-bit lanes are 64 bits wide, so they are formed for the even and the odd lanes in
-// turn: `V::odd` moves the odd lanes down, `V::join` puts both halves back in place.
+// turn: `V::odd` copies the odd lanes down to the even ones, which also takes the high half of a product, and `V::merge`
+// takes the even lanes of one vector and the odd lanes of another.  Odd lanes hold garbage meanwhile, except where 64-bit
+// lanes are compared or shifted by.
 #pragma once
 
 #include "pack.h"
@@ -13,15 +15,16 @@ template <class V>
 struct Kernels {
   using Vec = typename V::Vec;
 
+  // Even lanes of y * P(y) before the last addition, as products.
   static inline Vec log2_half(Vec y) {
-    Vec log = V::set(kLog2[9]);
-    for (int k = 8; k >= 0; --k) log = V::add(V::high(V::mul(y, log)), V::set(kLog2[k]));
-    return log;
+    Vec log = V::set(log2_coefficient(9));
+    for (int k = 8; k > 0; --k) log = V::add(V::odd(V::mul(y, log)), V::set(log2_coefficient(k)));
+    return V::mul(y, log);
   }
 
   static inline Vec q_of_confidence(Vec bits) {
     const Vec y = V::bit_xor(V::template shl<9>(bits), V::set(static_cast<int32_t>(0x80000000u)));
-    const Vec log = V::join(log2_half(y), log2_half(V::odd(y)));
+    const Vec log = V::add(V::merge(V::odd(log2_half(y)), log2_half(V::odd(y))), V::set(log2_coefficient(0)));
     const Vec whole = V::template shl<20>(V::sub(V::set(127), V::template sar<23>(bits)));
     Vec q = V::add(whole, V::template sar<10>(V::sub(V::set(512), log)));
     q = V::min(V::max(q, V::set(0)), V::set(kQMax));
@@ -63,11 +66,11 @@ struct Kernels {
 
   // Scores of the even lanes as 64-bit lanes; x = g << 15, t = T[j], s = S[j] and shift as in score_of.
   static inline Vec scores_half(Vec g, Vec x, Vec t, Vec s, Vec shift) {
-    Vec rho = V::set(static_cast<int32_t>(kExp2Rho[3]));
+    Vec rho = V::set(static_cast<int32_t>(exp2_rho(3)));
     for (int k = 2; k >= 0; --k) {
-      rho = V::sub(V::set(static_cast<int32_t>(kExp2Rho[k])), V::high(V::mul_unsigned(x, rho)));
+      rho = V::sub(V::set(static_cast<int32_t>(exp2_rho(k))), V::odd(V::mul_unsigned(x, rho)));
     }
-    rho = V::high(V::mul_unsigned(x, rho));
+    rho = V::odd(V::mul_unsigned(x, rho));
     const Vec w = V::mul_unsigned(g, s);
     const Vec second = V::template shr64<19>(V::mul_unsigned(V::template shr64<17>(w), rho));
     const Vec value = V::add64(V::sub64(t, w), second);
@@ -78,16 +81,22 @@ struct Kernels {
   static void gains_of(const uint32_t* keys, size_t n, const uint32_t* thresholds, int64_t* sums) {
     Vec limit[count], sum[count];
     for (int r = 0; r < count; ++r) limit[r] = V::set64(thresholds[r]), sum[r] = V::set(0);
-    const auto t_low = V::table(kExp2T, 0), t_high = V::table(kExp2T, 1), s_table = V::table(kExp2S);
+    uint32_t t_words[2][8], s_words[8];
+    for (uint32_t j = 0; j < 8; ++j) {
+      t_words[0][j] = static_cast<uint32_t>(exp2_t(j));
+      t_words[1][j] = static_cast<uint32_t>(exp2_t(j) >> 32);
+      s_words[j] = exp2_s(j);
+    }
+    const Vec t_low = V::table(t_words[0]), t_high = V::table(t_words[1]), s_table = V::table(s_words);
     for (size_t j = 0; j < n; j += V::kWidth) {
       const Vec key = V::load(keys + j);
       const Vec shift = V::add(V::template shr<20>(key), V::set(13));
       const Vec cell = V::bit_and(V::template shr<17>(key), V::set(7));
       const Vec g = V::bit_and(key, V::set(0x1ffff)), x = V::template shl<15>(g);
       const Vec low = V::lookup(t_low, cell), high = V::lookup(t_high, cell), s = V::lookup(s_table, cell);
-      const Vec even = scores_half(g, x, V::join(low, high), s, V::even(shift));
-      const Vec odd = scores_half(V::odd(g), V::odd(x), V::join_odd(low, high), V::odd(s), V::odd(shift));
-      const Vec even_key = V::even(key), odd_key = V::odd(key);
+      const Vec even = scores_half(g, x, V::merge(low, V::up(high)), s, V::even(shift));
+      const Vec odd = scores_half(V::odd(g), V::odd(x), V::merge(V::odd(low), high), V::odd(s), V::template shr64<32>(shift));
+      const Vec even_key = V::even(key), odd_key = V::template shr64<32>(key);
       for (int r = 0; r < count; ++r) {
         sum[r] = V::add64_where_less(sum[r], even_key, limit[r], even);
         sum[r] = V::add64_where_less(sum[r], odd_key, limit[r], odd);

@@ -36,6 +36,11 @@ class Tensor {
   }
 
   explicit operator bool() const { return handle_ != nullptr; }
+  bool is_defined() const {
+    bool defined = false;
+    aoti_torch_is_defined(handle_, &defined);
+    return defined;
+  }
   AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
 
   template <class T>

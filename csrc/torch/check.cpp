@@ -19,7 +19,12 @@ std::string dtype_name(int32_t dtype) {
                {kDtypeFloat16, "float16"},
                {kDtypeBFloat16, "bfloat16"},
                {aoti_torch_dtype_float64(), "float64"},
+               {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
+               {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
                {aoti_torch_dtype_uint8(), "uint8"},
+               {aoti_torch_dtype_uint16(), "uint16"},
+               {aoti_torch_dtype_uint32(), "uint32"},
+               {aoti_torch_dtype_uint64(), "uint64"},
                {aoti_torch_dtype_int8(), "int8"},
                {aoti_torch_dtype_int16(), "int16"},
                {kDtypeInt32, "int32"},
@@ -83,10 +88,27 @@ bool is_contiguous(const Tensor& t) {
   return true;
 }
 
+// One bucket table, [R] or [M, R]; returns R.
+int64_t check_table(const Tensor& t, const char* name, Types types, Device device) {
+  check_defined(t, name);
+  if (t.dim != 1 && t.dim != 2) fail(name, "shape [R] or [M, R]", shape(t));
+  if (t.dim == 2 && t.sizes[0] < 1) fail(name, "at least one row", shape(t));
+  if (t.dim == 1) {
+    check(t, name, types, {kAny}, device);
+  } else {
+    check(t, name, types, {kAny, kAny}, device);
+  }
+  return t.sizes[t.dim - 1];
+}
+
 }  // namespace
 
 void fail(const char* name, const std::string& expected, const std::string& got) {
   throw std::runtime_error(std::string(name) + ": expected " + expected + ", got " + got);
+}
+
+void check_defined(const Tensor& t, const char* name) {
+  if (!t.is_defined()) fail(name, "a tensor", "None");
 }
 
 Device device_of(const Tensor& t) { return {t.device_type, t.device_index}; }
@@ -104,6 +126,7 @@ void check(const Tensor& t, const char* name, Types types, std::initializer_list
   bool fits = t.dim == static_cast<int64_t>(dims.size());
   const int64_t* size = t.sizes;
   for (auto dim = dims.begin(); fits && dim != dims.end(); ++dim, ++size) fits = *dim == kAny || *dim == *size;
+  if (!fits || !accepts(types, t.dtype, ids)) check_defined(t, name);
   if (!fits) fail(name, "shape " + list(dims.begin(), static_cast<int64_t>(dims.size())), shape(t));
   if (!accepts(types, t.dtype, ids)) fail(name, "dtype " + types_name(types, ids), dtype_name(t.dtype));
   if (t.device_type != device.type || t.device_index != device.index) {
@@ -134,29 +157,22 @@ void check_size_limits(const char* name, int64_t batch, int64_t slots, int64_t w
   }
 }
 
-int64_t check_tables(const Tensor& budgets, const Tensor* costs, Device device) {
-  int64_t buckets = 0;
-  for (const Tensor* t : {&budgets, costs}) {
-    if (!t) continue;
-    const char* name = t == costs ? "costs" : "budgets";
-    if (t->dim != 1 && t->dim != 2) fail(name, "shape [R] or [M, R]", shape(*t));
-    buckets = budgets.sizes[budgets.dim - 1];
-    if (t->sizes[t->dim - 1] != buckets) fail(name, std::to_string(buckets) + " buckets, as in budgets", shape(*t));
-    if (t->dim == 2 && t->sizes[0] < 1) fail(name, "at least one row", shape(*t));
-    const Types types = t == costs ? Types::kFloat32 : Types::kInt32;
-    if (t->dim == 1) {
-      check(*t, name, types, {buckets}, device);
-    } else {
-      check(*t, name, types, {t->sizes[0], buckets}, device);
-    }
-  }
+int64_t check_budgets(const Tensor& budgets, Device device) {
+  const int64_t buckets = check_table(budgets, "budgets", Types::kInt32, device);
   if (buckets > kMaxBuckets) {
     fail("budgets", "at most " + std::to_string(kMaxBuckets) + " buckets", std::to_string(buckets));
   }
-  if (costs && budgets.dim == 2 && costs->dim == 2 && budgets.sizes[0] != costs->sizes[0]) {
-    fail("costs", std::to_string(budgets.sizes[0]) + " rows, as in budgets", shape(*costs));
-  }
   return buckets;
+}
+
+void check_costs(const Tensor& costs, const Tensor& budgets, Device device) {
+  const int64_t buckets = budgets.sizes[budgets.dim - 1];
+  if (check_table(costs, "costs", Types::kFloat32, device) != buckets) {
+    fail("costs", std::to_string(buckets) + " buckets, as in budgets", shape(costs));
+  }
+  if (budgets.dim == 2 && costs.dim == 2 && budgets.sizes[0] != costs.sizes[0]) {
+    fail("costs", std::to_string(budgets.sizes[0]) + " rows, as in budgets", shape(costs));
+  }
 }
 
 void check_paging(const Tensor& block_table, int64_t block_size, int64_t batch, Device device) {

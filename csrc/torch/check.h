@@ -20,6 +20,8 @@ struct Device {
   int32_t type, index;
 };
 
+void check_defined(const Tensor& t, const char* name);  // torch passes None as an undefined tensor
+
 // Dtype, rank, shape (kAny: any size), device and contiguity of one tensor; `ids` is the dtype of kAsIds.
 void check(const Tensor& t, const char* name, Types types, std::initializer_list<int64_t> dims, Device device,
            int32_t ids = 0);
@@ -34,7 +36,8 @@ int32_t int64_dtype();
 
 void check_draft_len(const char* name, int64_t size);
 void check_size_limits(const char* name, int64_t batch, int64_t slots, int64_t width);
-int64_t check_tables(const Tensor& budgets, const Tensor* costs, Device device);  // returns R
+int64_t check_budgets(const Tensor& budgets, Device device);  // returns R
+void check_costs(const Tensor& costs, const Tensor& budgets, Device device);
 void check_paging(const Tensor& block_table, int64_t block_size, int64_t batch, Device device);
 bool is_shifted(const std::string& score);
 void check_policy(const std::string& policy);

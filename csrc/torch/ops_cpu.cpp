@@ -190,10 +190,12 @@ void select_and_pack(StableIValue* stack, uint64_t, uint64_t) {
   const Capacity capacity = read_capacity(in);
   if (given) results.read(in);
 
+  check_defined(confidence, "confidence");
   const Device device = device_of(confidence);
   tokens.check_drafts(options.row_index, device);
   check(confidence, "confidence", Types::kFloats, {tokens.slots, tokens.width}, device);
-  const int64_t buckets = check_tables(policy.budgets, &policy.costs, device);
+  const int64_t buckets = check_budgets(policy.budgets, device);
+  check_costs(policy.costs, policy.budgets, device);
   options.check_all(tokens.batch, device);
   check_paging(tokens.block_table, tokens.block_size, tokens.batch, device);
   const bool shifted = is_shifted(score);
@@ -225,6 +227,7 @@ void log_prefix_sum(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor calibration = in.optional_tensor();
   const bool log = in.boolean();
 
+  check_defined(confidence, "confidence");
   const Device device = device_of(confidence);
   check(confidence, "confidence", Types::kFloats, {kAny, kAny}, device);
   const int64_t slots = confidence.sizes[0], width = confidence.sizes[1];
@@ -255,13 +258,15 @@ struct Ranked {
     options.base_lens = in.optional_tensor(), options.num_reqs = in.optional_tensor();
   }
 
-  void check_all(bool with_costs) {
+  void check_all() {
+    check_defined(prefix, "prefix");
     device = device_of(prefix);
     check(prefix, "prefix", kI32, {kAny, kAny}, device);
     batch = prefix.sizes[0], width = prefix.sizes[1];
     check_draft_len("prefix", width);
     check_size_limits("prefix", batch, batch, width);
-    buckets = check_tables(policy.budgets, with_costs ? &policy.costs : nullptr, device);
+    buckets = check_budgets(policy.budgets, device);
+    if (policy.costs) check_costs(policy.costs, policy.budgets, device);
     options.check_all(batch, device);
     size = resolve_capacity(capacity, batch, width, static_cast<bool>(options.base_lens));
   }
@@ -276,7 +281,7 @@ void segmented_topk(StableIValue* stack, uint64_t, uint64_t) {
   ranked.prefix = in.tensor(), ranked.policy.budgets = in.tensor();
   ranked.read_rows(in);
   ranked.capacity = read_capacity(in);
-  ranked.check_all(false);
+  ranked.check_all();
   Tensor keep = allocate({ranked.buckets, ranked.batch}, int32_dtype(), ranked.device);
   cpu::segmented_topk(ranked.rows(), ranked.scores(), ranked.policy.tables(ranked.buckets), keep.as<int32_t>());
   stack[0] = torch::stable::detail::from(keep.release());
@@ -290,7 +295,7 @@ void bucket_argmax(StableIValue* stack, uint64_t, uint64_t) {
   const std::string policy_name = in.word();
   ranked.policy.read(in, false);
   ranked.capacity = read_capacity(in);
-  ranked.check_all(true);
+  ranked.check_all();
   check_policy(policy_name);
   ranked.policy.check_all(ranked.device);
   Tensor decision = allocate({4}, int32_dtype(), ranked.device);
@@ -314,6 +319,7 @@ void pack_prefixes(StableIValue* stack, uint64_t, uint64_t) {
   tokens.block_size = in.integer(), tokens.pad_token = in.integer();
   const Capacity capacity = read_capacity(in);
 
+  check_defined(tokens.draft_ids, "draft_ids");
   const Device device = device_of(tokens.draft_ids);
   tokens.check_drafts(options.row_index, device);
   check(keep_lens, "keep_lens", kI32, {tokens.batch}, device);

@@ -25,18 +25,33 @@ constexpr int32_t kZero = 56 * kUnit - 1;    // scores below 2^-56 count as 0 an
 constexpr uint32_t kNoKey = 0xffffffffu;     // not a candidate; above every key
 constexpr int32_t kInt32Max = 0x7fffffff;
 
-// log2(3/2 + y), y in [-1/2, 1/2) as a signed Q32, result Q30; lowest degree first.
-constexpr int32_t kLog2[10] = {628098697, 1032721379, -344239122, 152992897, -76539554,
-                               40853766,  -22211244,  12517897,   -9529180,  5956685};
+// Tables live inside functions: device code cannot index arrays of namespace scope.
+
+// log2(3/2 + y), y in [-1/2, 1/2) as a signed Q32, result Q30; coefficient of y^k.
+DCUT_HD int32_t log2_coefficient(int k) {
+  static constexpr int32_t c[10] = {628098697, 1032721379, -344239122, 152992897, -76539554,
+                                    40853766,  -22211244,  12517897,   -9529180,  5956685};
+  return c[k];
+}
+
 constexpr uint32_t kLog2E = 3098164009u;  // log2(e), Q31
 
-// 2^-f with f = j/8 + g: T[j] * (1 - ln2 * g * (1 - rho(g))).  T in Q52, corrected for the rounding of S = T * ln2 in
+// 2^-f with f = j/8 + g is T[j] * (1 - ln2 * g * (1 - rho(g))): T in Q52, corrected for the rounding of S = T * ln2 in
 // Q32; rho = x * (r0 - x * (r1 - x * (r2 - x * r3))) in Q36 with x = 8 * g in Q32 and r in Q33.
-constexpr uint64_t kExp2T[8] = {4503599627370496u, 4129819067240750u, 3787060782364434u, 3472750049309270u,
-                                3184525836273106u, 2920223067578992u, 2677856360014424u, 2455605109274073u};
-constexpr uint32_t kExp2S[8] = {2977044472u, 2729961817u, 2503386024u, 2295615106u,
-                                2105088334u, 1930374514u, 1770161234u, 1623245009u};
-constexpr uint32_t kExp2Rho[4] = {2977044406u, 85979939u, 1861222u, 31037u};
+DCUT_HD uint64_t exp2_t(uint32_t j) {
+  static constexpr uint64_t t[8] = {4503599627370496u, 4129819067240750u, 3787060782364434u, 3472750049309270u,
+                                    3184525836273106u, 2920223067578992u, 2677856360014424u, 2455605109274073u};
+  return t[j];
+}
+DCUT_HD uint32_t exp2_s(uint32_t j) {
+  static constexpr uint32_t s[8] = {2977044472u, 2729961817u, 2503386024u, 2295615106u,
+                                    2105088334u, 1930374514u, 1770161234u, 1623245009u};
+  return s[j];
+}
+DCUT_HD uint32_t exp2_rho(int k) {
+  static constexpr uint32_t r[4] = {2977044406u, 85979939u, 1861222u, 31037u};
+  return r[k];
+}
 
 DCUT_HD int32_t clamp(int32_t x, int32_t low, int32_t high) { return x < low ? low : (x > high ? high : x); }
 
@@ -49,8 +64,8 @@ DCUT_HD uint32_t mul_high(uint32_t a, uint32_t b) {
 // -log2 of a positive finite float32 given by its bits, unclamped.
 DCUT_HD int32_t neg_log2(int32_t bits) {
   const int32_t y = static_cast<int32_t>((static_cast<uint32_t>(bits) << 9) ^ 0x80000000u);
-  int32_t log = kLog2[9];
-  for (int k = 8; k >= 0; --k) log = kLog2[k] + mul_high(y, log);
+  int32_t log = log2_coefficient(9);
+  for (int k = 8; k >= 0; --k) log = log2_coefficient(k) + mul_high(y, log);
   return (127 - (bits >> 23)) * kUnit + ((512 - log) >> 10);
 }
 
@@ -91,10 +106,10 @@ DCUT_HD uint32_t key_of(int32_t prefix, int32_t w) {
 DCUT_HD int64_t score_of(uint32_t key) {
   const uint32_t f = key & (kUnit - 1), j = f >> 17, g = f & 0x1ffff, x = g << 15;
   uint32_t rho = 0;
-  for (int k = 3; k >= 0; --k) rho = kExp2Rho[k] - mul_high(x, rho);
+  for (int k = 3; k >= 0; --k) rho = exp2_rho(k) - mul_high(x, rho);
   rho = mul_high(x, rho);
-  const uint64_t w = static_cast<uint64_t>(g) * kExp2S[j];
-  const uint64_t value = kExp2T[j] - w + (((w >> 17) * rho) >> 19);
+  const uint64_t w = static_cast<uint64_t>(g) * exp2_s(j);
+  const uint64_t value = exp2_t(j) - w + (((w >> 17) * rho) >> 19);
   const uint32_t shift = 13 + (key >> 20);
   return shift > 63 ? 0 : static_cast<int64_t>(((value >> shift) + 1) >> 1);
 }
