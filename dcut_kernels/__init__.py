@@ -1,6 +1,5 @@
 """Draft-token selection and packing for batched speculative decoding (D-cut, arXiv 2607.14647)."""
 
-from . import _load  # noqa: F401  (binds the operators)
 from . import backends
 from .ops import Backend, VerifyBatch
 

@@ -70,7 +70,13 @@ def tensor(
         fail(name, "a contiguous tensor", f"strides {_shape(t.stride())} for shape {_shape(t.shape)}")
 
 
-def optional(name: str, t: torch.Tensor | None, dtypes, dims, device: torch.device) -> None:
+def optional(
+    name: str,
+    t: torch.Tensor | None,
+    dtypes: Sequence[torch.dtype],
+    dims: Sequence[int | None],
+    device: torch.device,
+) -> None:
     if t is not None:
         tensor(name, t, dtypes, dims, device)
 
@@ -162,21 +168,16 @@ def resolve_capacity(value: int | None, batch: int, width: int, has_base: bool, 
     return value
 
 
-def drafts(
-    draft_ids: torch.Tensor,
-    bonus_ids: torch.Tensor,
-    seq_lens: torch.Tensor,
-    row_index: torch.Tensor | None,
-    device: torch.device,
-) -> tuple[int, int, int]:
+def drafts(args: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
     """Check the token inputs and return (batch, slots, draft_len)."""
+    draft_ids, bonus_ids, row_index = args["draft_ids"], args["bonus_ids"], args["row_index"]
     tensor("draft_ids", draft_ids, IDS, [None, None], device)
     tensor("bonus_ids", bonus_ids, (draft_ids.dtype,), [None], device)
     batch, (slots, width) = bonus_ids.shape[0], draft_ids.shape
     draft_len("draft_ids", width)
     if row_index is None and slots != batch:
         fail("draft_ids", f"{batch} rows, as bonus_ids, without row_index", slots)
-    tensor("seq_lens", seq_lens, IDS, [batch], device)
+    tensor("seq_lens", args["seq_lens"], IDS, [batch], device)
     optional("row_index", row_index, INT32, [batch], device)
     size_limits("draft_ids", batch, slots, width)
     return batch, slots, width
@@ -196,7 +197,7 @@ def select_and_pack(args: dict[str, Any], out: dict[str, torch.Tensor] | None) -
     """All checks of the fused operator, in the order in which every backend makes them."""
     defined("confidence", args["confidence"])
     device = args["confidence"].device
-    batch, slots, width = drafts(*(args[n] for n in ("draft_ids", "bonus_ids", "seq_lens", "row_index")), device)
+    batch, slots, width = drafts(args, device)
     tensor("confidence", args["confidence"], FLOATS, [slots, width], device)
     buckets = budget_table(args["budgets"], device)
     cost_table(args["costs"], args["budgets"], device)
@@ -268,7 +269,7 @@ def bucket_argmax(args: dict[str, Any]) -> Sizes:
 def pack_prefixes(args: dict[str, Any]) -> Sizes:
     defined("draft_ids", args["draft_ids"])
     device = args["draft_ids"].device
-    batch, slots, width = drafts(*(args[n] for n in ("draft_ids", "bonus_ids", "seq_lens", "row_index")), device)
+    batch, slots, width = drafts(args, device)
     tensor("keep_lens", args["keep_lens"], INT32, [batch], device)
     row_options(batch, device, base_lens=args["base_lens"], num_reqs=args["num_reqs"])
     paging(args["block_table"], args["block_size"], batch, device)

@@ -42,16 +42,13 @@ def _decide(
 ) -> tuple[reference.Decision, torch.Tensor, torch.Tensor]:
     budget = None if args["budget"] is None else int(args["budget"])
     decision = reference.decide(step, _list(args["budgets"]), _list(args["costs"]), budget, args["count_bonus"])
-    return decision, _decision(decision.bucket, decision.tokens, decision.padded, device), _int64(decision.gains, device)
+    result = _decision(decision.bucket, decision.tokens, decision.padded, device)
+    return decision, result, torch.tensor(decision.gains, dtype=torch.int64, device=device)
 
 
 def _decision(bucket: int, tokens: int, padded: int, device: torch.device) -> torch.Tensor:
     tokens, padded = min(tokens, reference.INT32_MAX), min(padded, reference.INT32_MAX)
     return torch.tensor([bucket, tokens, tokens, padded], dtype=torch.int32, device=device)
-
-
-def _int64(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
 
 
 def _empty(args: dict[str, Any], sizes: _check.Sizes) -> dict[str, torch.Tensor]:
@@ -72,8 +69,8 @@ def _pack(
 ) -> int:
     """Pack into `out` and return the total number of tokens."""
     packed = reference.Packed(**{name: out[name].tolist() for name in OUTPUTS[:9]}, total=0)
-    inputs = [_list(args[name]) for name in ("draft_ids", "bonus_ids", "seq_lens", "block_table")]
-    reference.pack(packed, rows, keep, *inputs, args["block_size"], args["pad_token"], draft_len)
+    inputs = {name: _list(args[name]) for name in ("draft_ids", "bonus_ids", "seq_lens", "block_table")}
+    reference.pack(packed, rows, keep, draft_len, args["block_size"], args["pad_token"], **inputs)
     for name in OUTPUTS[:9]:
         out[name].copy_(torch.tensor(getattr(packed, name), dtype=out[name].dtype))
     return packed.total

@@ -381,7 +381,5 @@ class Backend:
             row_index=row_index, base_lens=base_lens, num_reqs=num_reqs, block_table=block_table, capacity=capacity
         )
         return VerifyBatch._make(
-            self._pack(
-                keep_lens, draft_ids, bonus_ids, seq_lens, block_size=block_size, pad_token=pad_token, **options
-            )
+            self._pack(keep_lens, draft_ids, bonus_ids, seq_lens, block_size=block_size, pad_token=pad_token, **options)
         )

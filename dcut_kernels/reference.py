@@ -270,13 +270,13 @@ def pack(
     packed: Packed,
     rows: Sequence[Row],
     keep: Sequence[int],
+    draft_len: int,
+    block_size: int,
+    pad_token: int,
     draft_ids: Sequence[Sequence[int]],
     bonus_ids: Sequence[int],
     seq_lens: Sequence[int],
     block_table: Sequence[Sequence[int]] | None,
-    block_size: int,
-    pad_token: int,
-    draft_len: int,
 ) -> None:
     """Write the kept prefixes as one dense ragged batch, and its tail, into `packed`."""
     capacity = len(packed.token_ids)
@@ -294,7 +294,8 @@ def pack(
             packed.token_ids[at] = bonus_ids[i] if k == 0 else draft_ids[row.slot][k - 1]
             packed.positions[at] = position
             packed.request_ids[at] = i
-            packed.slot_mapping[at] = slot_of(block_table and block_table[i], block_size, position)
+            table = None if block_table is None else block_table[i]
+            packed.slot_mapping[at] = slot_of(table, block_size, position)
             packed.draft_index[at] = -1 if k == 0 else row.slot * draft_len + k - 1
         offset += row.base + kept
         packed.cu_seqlens[i + 1] = min(offset, INT32_MAX)

@@ -8,8 +8,8 @@
 
 namespace dcut::cpu {
 
-constexpr int kLanes = 16;          // columns of a key matrix come in multiples of this
-constexpr int kMaxThresholds = 4;   // thresholds that one pass over the keys serves
+constexpr int kLanes = 16;         // columns of a key matrix come in multiples of this
+constexpr int kMaxThresholds = 4;  // thresholds that one pass over the keys serves
 
 // What the numbers of the source matrix are.
 enum class Source { kConfidence, kQ, kPrefix };
@@ -45,8 +45,8 @@ struct Isa {
   // Keys in [low, low + width] in memory order; `out` has room for all n.  Returns their number.
   size_t (*collect)(const uint32_t* keys, size_t n, uint32_t low, uint32_t width, uint32_t* out);
   // keep[i] = floor[i] + number of positions k with keys[k][i] < limits[k].
-  void (*depths)(const uint32_t* keys, const int32_t* floor, int32_t stride, int32_t draft_len,
-                 const uint32_t* limits, int32_t* keep);
+  void (*depths)(const uint32_t* keys, const int32_t* floor, int32_t stride, int32_t draft_len, const uint32_t* limits,
+                 int32_t* keep);
   // The packed batch; returns the total number of tokens.
   int32_t (*pack)(const Pack& pack);
 };

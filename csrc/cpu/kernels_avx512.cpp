@@ -21,13 +21,21 @@ struct Avx512 {
   static Vec bit_and(Vec a, Vec b) { return _mm512_and_si512(a, b); }
   static Vec bit_xor(Vec a, Vec b) { return _mm512_xor_si512(a, b); }
   template <int bits>
-  static Vec shl(Vec a) { return _mm512_slli_epi32(a, bits); }
+  static Vec shl(Vec a) {
+    return _mm512_slli_epi32(a, bits);
+  }
   template <int bits>
-  static Vec shr(Vec a) { return _mm512_srli_epi32(a, bits); }
+  static Vec shr(Vec a) {
+    return _mm512_srli_epi32(a, bits);
+  }
   template <int bits>
-  static Vec sar(Vec a) { return _mm512_srai_epi32(a, bits); }
+  static Vec sar(Vec a) {
+    return _mm512_srai_epi32(a, bits);
+  }
   template <int bits>
-  static Vec shr64(Vec a) { return _mm512_srli_epi64(a, bits); }
+  static Vec shr64(Vec a) {
+    return _mm512_srli_epi64(a, bits);
+  }
   static Vec shr64(Vec a, Vec bits) { return _mm512_srlv_epi64(a, bits); }
   static Vec add64(Vec a, Vec b) { return _mm512_add_epi64(a, b); }
   static Vec sub64(Vec a, Vec b) { return _mm512_sub_epi64(a, b); }

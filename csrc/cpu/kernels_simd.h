@@ -1,9 +1,9 @@
 // The loops of kernels_portable.cpp over a vector type V, included once per instruction set.
 //
 // V has 32-bit lanes.  Products of 32-bit lanes are 64 bits wide, so they are formed for the even and the odd lanes in
-// turn: `V::odd` copies the odd lanes down to the even ones, which also takes the high half of a product, and `V::merge`
-// takes the even lanes of one vector and the odd lanes of another.  Odd lanes hold garbage meanwhile, except where 64-bit
-// lanes are compared or shifted by.
+// turn: `V::odd` copies the odd lanes down to the even ones, which also takes the high half of a product, and
+// `V::merge` takes the even lanes of one vector and the odd lanes of another.  Odd lanes hold garbage meanwhile, except
+// where 64-bit lanes are compared or shifted by.
 #pragma once
 
 #include "pack.h"
@@ -95,7 +95,8 @@ struct Kernels {
       const Vec g = V::bit_and(key, V::set(0x1ffff)), x = V::template shl<15>(g);
       const Vec low = V::lookup(t_low, cell), high = V::lookup(t_high, cell), s = V::lookup(s_table, cell);
       const Vec even = scores_half(g, x, V::merge(low, V::up(high)), s, V::even(shift));
-      const Vec odd = scores_half(V::odd(g), V::odd(x), V::merge(V::odd(low), high), V::odd(s), V::template shr64<32>(shift));
+      const Vec odd =
+          scores_half(V::odd(g), V::odd(x), V::merge(V::odd(low), high), V::odd(s), V::template shr64<32>(shift));
       const Vec even_key = V::even(key), odd_key = V::template shr64<32>(key);
       for (int r = 0; r < count; ++r) {
         sum[r] = V::add64_where_less(sum[r], even_key, limit[r], even);

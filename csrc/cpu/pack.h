@@ -89,8 +89,8 @@ struct Packer {
     for (int32_t i = 0; i < in.active; ++i) {
       const int32_t kept = in.keep[i], slot = rows.row_index ? rows.row_index[i] : i;
       const int32_t base = plain || rows.base_lens[i] < 1 ? 1 : rows.base_lens[i];
-      const int64_t position = t.seq_lens_64 ? static_cast<const int64_t*>(t.seq_lens)[i]
-                                             : static_cast<const int32_t*>(t.seq_lens)[i];
+      const int64_t position =
+          t.seq_lens_64 ? static_cast<const int64_t*>(t.seq_lens)[i] : static_cast<const int32_t*>(t.seq_lens)[i];
       out.keep_lens[i] = kept;
       out.kv_lens[i] = static_cast<int32_t>(static_cast<uint32_t>(position) + static_cast<uint32_t>(kept) + 1u);
       const int32_t first = add_tokens(offset, base - 1);
@@ -141,9 +141,7 @@ struct Packer {
   }
 };
 
-int32_t pack(const Pack& in) {
-  return in.tokens->ids_64 ? Packer<int64_t>{in}.run() : Packer<int32_t>{in}.run();
-}
+int32_t pack(const Pack& in) { return in.tokens->ids_64 ? Packer<int64_t>{in}.run() : Packer<int32_t>{in}.run(); }
 
 }  // namespace
 }  // namespace dcut::cpu

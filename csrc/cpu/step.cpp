@@ -85,9 +85,17 @@ void Step::read_rows(const Rows& rows) {
 
 void Step::read_scores(const Rows& rows, const Scores& scores, bool raw) {
   Columns& columns = columns_;
-  columns = {nullptr,        offset_,          drafts_,        floor_,
-             w_,             stride_,          draft_len_,     Source::kConfidence,
-             scores.shifted, raw ? kQMax : kZero, raw ? 0 : kWeightSpan};
+  columns = {nullptr,
+             offset_,
+             drafts_,
+             floor_,
+             w_,
+             stride_,
+             draft_len_,
+             Source::kConfidence,
+             scores.shifted,
+             raw ? kQMax : kZero,
+             raw ? 0 : kWeightSpan};
   if (scores.prefix) {
     columns.source = scores.prefix;
     columns.kind = Source::kPrefix;

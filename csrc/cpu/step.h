@@ -36,8 +36,8 @@ class Step {
   void cut_many(const int32_t* wanted, int count, Cut* cuts, int64_t* gains);
 
   int32_t active_, draft_len_, stride_, lowest_, highest_;
-  size_t keys_;        // draft_len * stride
-  int32_t optional_;   // keys that are candidates
+  size_t keys_;       // draft_len * stride
+  int32_t optional_;  // keys that are candidates
   bool has_floor_, has_weight_;
   Columns columns_;
   int32_t *offset_, *drafts_, *floor_, *w_;

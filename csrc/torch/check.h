@@ -25,8 +25,7 @@ void check_defined(const Tensor& t, const char* name);  // torch passes None as 
 // Dtype, rank, shape (kAny: any size), device and contiguity of one tensor; `ids` is the dtype of kAsIds.
 void check(const Tensor& t, const char* name, Types types, std::initializer_list<int64_t> dims, Device device,
            int32_t ids = 0);
-void check_optional(const Tensor& t, const char* name, Types types, std::initializer_list<int64_t> dims,
-                    Device device);
+void check_optional(const Tensor& t, const char* name, Types types, std::initializer_list<int64_t> dims, Device device);
 
 Device device_of(const Tensor& t);
 FloatType float_type(const Tensor& t);

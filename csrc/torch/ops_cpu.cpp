@@ -27,9 +27,10 @@ struct RowOptions {
   }
 
   Rows rows(int64_t batch, int64_t slots, int64_t width, int64_t capacity) const {
-    return {draft_lens.as<int32_t>(), min_keep.as<int32_t>(),  max_keep.as<int32_t>(), weight.as<float>(),
-            row_index.as<int32_t>(),  base_lens.as<int32_t>(), num_reqs.as<int32_t>(), static_cast<int32_t>(batch),
-            static_cast<int32_t>(slots), static_cast<int32_t>(width), static_cast<int32_t>(capacity)};
+    return {draft_lens.as<int32_t>(),    min_keep.as<int32_t>(),        max_keep.as<int32_t>(),
+            weight.as<float>(),          row_index.as<int32_t>(),       base_lens.as<int32_t>(),
+            num_reqs.as<int32_t>(),      static_cast<int32_t>(batch),   static_cast<int32_t>(slots),
+            static_cast<int32_t>(width), static_cast<int32_t>(capacity)};
   }
 };
 
@@ -54,8 +55,9 @@ struct BudgetOptions {
   }
 
   Tables tables(int64_t buckets) const {
-    return {budgets.as<int32_t>(), costs.as<float>(), budget.as<int32_t>(), table_rows(budgets), table_rows(costs),
-            static_cast<int32_t>(buckets), count_bonus};
+    return {
+        budgets.as<int32_t>(),         costs.as<float>(), budget.as<int32_t>(), table_rows(budgets), table_rows(costs),
+        static_cast<int32_t>(buckets), count_bonus};
   }
 
  private:
@@ -80,9 +82,15 @@ struct TokenOptions {
   }
 
   Tokens tokens() const {
-    return {draft_ids.data, bonus_ids.data, seq_lens.data, block_table.as<int32_t>(), pad_token,
-            block_table ? static_cast<int32_t>(block_table.sizes[1]) : 0, static_cast<int32_t>(block_size),
-            is_int64(draft_ids), is_int64(seq_lens)};
+    return {draft_ids.data,
+            bonus_ids.data,
+            seq_lens.data,
+            block_table.as<int32_t>(),
+            pad_token,
+            block_table ? static_cast<int32_t>(block_table.sizes[1]) : 0,
+            static_cast<int32_t>(block_size),
+            is_int64(draft_ids),
+            is_int64(seq_lens)};
   }
 };
 
@@ -135,7 +143,7 @@ struct Results {
   }
 
   Packed packed() const {
-    return {t[0].as<int32_t>(), t[1].as<int32_t>(), t[2].as<int32_t>(), t[kTokenIds].data, t[4].as<int64_t>(),
+    return {t[0].as<int32_t>(), t[1].as<int32_t>(), t[2].as<int32_t>(), t[kTokenIds].data,  t[4].as<int64_t>(),
             t[5].as<int32_t>(), t[6].as<int64_t>(), t[7].as<int32_t>(), t[8].as<int32_t>(), fresh};
   }
 
@@ -201,8 +209,7 @@ void select_and_pack(StableIValue* stack, uint64_t, uint64_t) {
   const bool shifted = is_shifted(score);
   check_policy(policy_name);
   policy.check_all(device);
-  const int64_t size =
-      prepare(results, given, tokens, capacity, buckets, static_cast<bool>(options.base_lens), device);
+  const int64_t size = prepare(results, given, tokens, capacity, buckets, static_cast<bool>(options.base_lens), device);
 
   cpu::select_and_pack(options.rows(tokens.batch, tokens.slots, tokens.width, size),
                        {confidence.data, nullptr, float_type(confidence), log, shifted}, policy.tables(buckets),

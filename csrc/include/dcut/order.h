@@ -1,4 +1,5 @@
-// The number format and the tie rule: this file is the definition, every backend takes its decisions from these integers.
+// The number format and the tie rule: this file is the definition, every backend takes its decisions from these
+// integers.
 //
 // q = -log2(score) in units of 2^-20.
 //
@@ -19,10 +20,10 @@ namespace dcut {
 constexpr int kMaxDraftLen = 63;
 constexpr int kMaxBuckets = 256;
 constexpr int32_t kUnit = 1 << 20;
-constexpr int32_t kQMax = (1 << 26) - 1;     // a score of 0, and where prefix sums saturate
-constexpr int32_t kWeightSpan = 1 << 23;     // weights reach from 2^-8 to 2^8: keys are shifted up by 8 units
-constexpr int32_t kZero = 56 * kUnit - 1;    // scores below 2^-56 count as 0 and tie
-constexpr uint32_t kNoKey = 0xffffffffu;     // not a candidate; above every key
+constexpr int32_t kQMax = (1 << 26) - 1;   // a score of 0, and where prefix sums saturate
+constexpr int32_t kWeightSpan = 1 << 23;   // weights reach from 2^-8 to 2^8: keys are shifted up by 8 units
+constexpr int32_t kZero = 56 * kUnit - 1;  // scores below 2^-56 count as 0 and tie
+constexpr uint32_t kNoKey = 0xffffffffu;   // not a candidate; above every key
 constexpr int32_t kInt32Max = 0x7fffffff;
 
 // Tables live inside functions: device code cannot index arrays of namespace scope.
