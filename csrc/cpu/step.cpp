@@ -175,7 +175,7 @@ void Step::cut(const int32_t* tokens, int count, Cut* cuts, int64_t* gains, bool
 
 // Few cuts: count the leading key bits, then search inside the one cell that each cut falls into.
 void Step::cut_few(const int32_t* wanted, int count, Cut* cuts, int64_t* gains) {
-  const int shift = keys_ < 4096 ? 16 : 14;
+  const int shift = keys_ < 2048 ? 18 : 16;  // small steps: clearing the counts would cost more than the search
   const uint32_t cells = (1u << 26) >> shift;
   uint32_t* counts = scratch().counts.get(2 * (cells + 1));
   memset(counts, 0, 2 * (cells + 1) * sizeof *counts);
