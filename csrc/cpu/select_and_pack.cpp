@@ -1,6 +1,4 @@
 // The operators, put together from the stages.
-#include <string.h>
-
 #include <algorithm>
 
 #include "dcut/launch.h"
@@ -37,6 +35,10 @@ int32_t padded_total(const int32_t* budgets, int32_t buckets, int32_t total) {
   return listed ? padded : total;
 }
 
+void write_decision(int32_t* decision, int bucket, int32_t total, int32_t padded) {
+  decision[0] = bucket, decision[1] = total, decision[2] = total, decision[3] = padded;
+}
+
 // Writes decision and gains, and returns the cut of the chosen budget.
 Cut decide(Step& step, const Tables& tables, const Decision& out) {
   const int32_t n = tables.buckets;
@@ -56,8 +58,7 @@ Cut decide(Step& step, const Tables& tables, const Decision& out) {
     step.cut(&total, 1, &cut, nullptr, false);
     padded = tables.budget ? padded_total(raw, n, total) : total;
   }
-  const int32_t decision[4] = {bucket, total, total, padded};
-  memcpy(out.decision, decision, sizeof decision);
+  write_decision(out.decision, bucket, total, padded);
   return cut;
 }
 
@@ -87,8 +88,8 @@ void segmented_topk(const Rows& rows, const Scores& scores, const Tables& tables
   step.cut(tokens, n, cuts, nullptr, false);
   for (int r = 0; r < n; ++r) {
     int32_t* row = keep + static_cast<size_t>(r) * static_cast<size_t>(rows.batch);
-    memset(row, 0, static_cast<size_t>(rows.batch) * sizeof *row);
-    memcpy(row, step.depths(cuts[r]), static_cast<size_t>(step.active()) * sizeof *row);
+    const int32_t* depths = step.depths(cuts[r]);
+    std::fill(std::copy(depths, depths + step.active(), row), row + rows.batch, 0);
   }
 }
 
@@ -107,8 +108,7 @@ void pack_prefixes(const Rows& rows, const int32_t* keep_lens, const Tokens& tok
     keep[i] = inside ? dcut::clamp(keep_lens[i], 0, rows.draft_len) : 0;
   }
   const int32_t total = isa().pack({&rows, keep, &tokens, &packed, active});
-  const int32_t written[4] = {-1, total, total, total};
-  memcpy(decision.decision, written, sizeof written);
+  write_decision(decision.decision, -1, total, total);
 }
 
 }  // namespace dcut::cpu

@@ -64,7 +64,7 @@ void Step::read_rows(const Rows& rows) {
   stride_ = round_up(active_);
   int32_t* memory = scratch().rows.get(static_cast<size_t>(stride_) * 4);
   offset_ = memory, drafts_ = memory + stride_, floor_ = memory + 2 * stride_, w_ = memory + 3 * stride_;
-  memset(memory, 0, static_cast<size_t>(stride_) * 4 * sizeof *memory);
+  std::fill(memory, memory + 4 * stride_, 0);
   has_floor_ = rows.min_keep != nullptr, has_weight_ = rows.weight != nullptr;
   const int32_t d = rows.draft_len;
   for (int32_t i = 0; i < active_; ++i) offset_[i] = i * d, drafts_[i] = d;
@@ -178,7 +178,7 @@ void Step::cut_few(const int32_t* wanted, int count, Cut* cuts, int64_t* gains) 
   const int shift = keys_ < 2048 ? 18 : 16;  // small steps: clearing the counts would cost more than the search
   const uint32_t cells = (1u << 26) >> shift;
   uint32_t* counts = scratch().counts.get(2 * (cells + 1));
-  memset(counts, 0, 2 * (cells + 1) * sizeof *counts);
+  std::fill(counts, counts + 2 * (cells + 1), 0);
   for (size_t j = 0; j < keys_; j += 2) {  // two tables: neighbours often share a cell
     ++counts[2 * std::min(key_[j] >> shift, cells)];
     ++counts[2 * std::min(key_[j + 1] >> shift, cells) + 1];
