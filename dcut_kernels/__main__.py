@@ -73,7 +73,8 @@ def _run_demo(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
         parser.error(f"argument --out: expected a directory, got {args.out} ({error.strerror})")
     from .demo.run import run
 
-    run(args)
+    if not run(args):
+        parser.exit(1, "error: generated texts differ from plain greedy decoding\n")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ MORE = "Try --concurrency 8 (other budgets win), --show 12 (draws a step) or --t
 PIPE_WIDTH = 110  # columns when the output goes to a file or a pipe
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the demo with parsed and checked arguments."""
+def run(args: argparse.Namespace) -> bool:
+    """Run the demo with parsed and checked arguments; returns whether every text equals plain greedy decoding."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
@@ -79,8 +79,10 @@ def run(args: argparse.Namespace) -> None:
         console.print()
     summary = report.summary(arguments(args), source(), replays, rows, curve, tables, environment())
     console.print(COLUMNS.format(backend=backends.chosen("cpu")))
+    lossless = True
     if args.trace is None:
         counts = summary["replay"]
+        lossless = counts["texts_equal_to_greedy"] == counts["texts_compared"]
         console.print(
             f"{counts['texts_equal_to_greedy']} of {counts['texts_compared']} generated texts (all policies, finished "
             "or under way) equal plain greedy decoding."
@@ -92,6 +94,7 @@ def run(args: argparse.Namespace) -> None:
     saved = [path, *plots.save_plots(args.out, rows, replays, curve, tables, source())]
     console.print("Saved " + ", ".join(map(str, saved)), soft_wrap=True)
     console.print(MORE)
+    return lossless
 
 
 def replay_all(console: Console, source: Callable[[], Source], tables: list[CostTable], steps: int) -> list[Replay]:
