@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._check import IDS, INT32_MAX, Sizes, fail, out_shapes, resolve_capacity
+from ._check import IDS, INT32_MAX, Sizes, defined, fail, out_shapes, resolve_capacity
 from ._schema import OUTPUTS
 
 
@@ -94,8 +94,8 @@ def _given(**options: object) -> dict[str, object]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _budget(budget: int | Tensor | None, device: torch.device) -> Tensor | None:
-    if budget is None or isinstance(budget, Tensor):
+def _budget(budget: int | Tensor, device: torch.device) -> Tensor:
+    if isinstance(budget, Tensor):
         return budget
     if isinstance(budget, bool) or not isinstance(budget, int | torch.SymInt):
         fail("budget", "an int or an int32 tensor", type(budget).__name__)
@@ -228,6 +228,7 @@ class Backend:
                 host_budget=host_budget, capacity=capacity,
             )  # fmt: skip
         if budget is not None:
+            defined("confidence", confidence)
             options["budget"] = _budget(budget, confidence.device)
         if block_size:
             options["block_size"] = block_size
@@ -344,8 +345,11 @@ class Backend:
         options = _given(
             draft_lens=draft_lens, min_keep=min_keep, max_keep=max_keep, weight=weight, base_lens=base_lens,
             num_reqs=num_reqs, envelope=envelope, next_budget=next_budget, host_budget=host_budget,
-            capacity=capacity, budget=_budget(budget, prefix.device),
+            capacity=capacity,
         )  # fmt: skip
+        if budget is not None:
+            defined("prefix", prefix)
+            options["budget"] = _budget(budget, prefix.device)
         return self._argmax(prefix, budgets, costs, policy=policy, count_bonus=count_bonus, **options)
 
     def pack_prefixes(

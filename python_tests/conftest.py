@@ -1,0 +1,59 @@
+"""The backends under test, and what the reference answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dcut_kernels import VerifyBatch, _load, backends
+from dcut_kernels.ops import Backend
+from microbench.cases import Case
+from python_tests.compare import instruction_sets, poisoned
+
+
+def _variants(name: str) -> list[str]:
+    return [f"cpu-{isa}" for isa in instruction_sets()] if name == "cpu" else [name]
+
+
+NOT_COMPILED = pytest.param(None, marks=pytest.mark.skip(reason="only the reference is built"))
+COMPILED: list[Any] = [variant for name in backends.available() if name != "reference" for variant in _variants(name)]
+
+
+def _use(variant: str) -> Iterator[Backend]:
+    name, _, isa = variant.partition("-")
+    if not isa:
+        yield backends.get(name)
+        return
+    start = _load.cpu_isa()
+    _load.cpu_isa(isa)
+    yield backends.get(name)
+    _load.cpu_isa(start)
+
+
+@pytest.fixture(params=backends.available())
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Every backend that works here."""
+    return backends.get(request.param)
+
+
+@pytest.fixture(params=COMPILED or [NOT_COMPILED])
+def compiled(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """Every backend but the reference, with every instruction set that works here."""
+    yield from _use(request.param)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[Case], tuple[VerifyBatch, VerifyBatch]]:
+    """What the reference answers to a case: new buffers, and poisoned ones."""
+    known: dict[str, tuple[VerifyBatch, VerifyBatch]] = {}
+    backend = backends.get("reference")
+
+    def answer(case: Case) -> tuple[VerifyBatch, VerifyBatch]:
+        if case.name not in known:
+            new = backend.select_and_pack(**case.inputs)
+            known[case.name] = new, backend.select_and_pack(**case.inputs, out=poisoned(case))
+        return known[case.name]
+
+    return answer
