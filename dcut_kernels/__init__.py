@@ -1,7 +1,8 @@
 """Draft-token selection and packing for batched speculative decoding (D-cut, arXiv 2607.14647)."""
 
 from . import backends
-from .ops import Backend, VerifyBatch
+from .batch import VerifyBatch
+from .ops import Backend
 
 __version__ = "0.1.0"
 

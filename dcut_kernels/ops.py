@@ -2,91 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from ._check import IDS, INT32_MAX, Sizes, defined, fail, out_shapes, resolve_capacity
+from ._check import INT32_MAX, defined, fail
 from ._schema import OUTPUTS
-
-
-class VerifyBatch(NamedTuple):
-    """One step's verification batch: which draft tokens are verified, packed without gaps.
-
-    ``B`` is the batch, ``N`` the capacity of the packed buffers, ``R`` the number of buckets.  The total number of
-    tokens is ``decision[2]``; every packed buffer is written up to its capacity.
-
-    Attributes
-    ----------
-    keep_lens : Tensor, int32 [B]
-        Draft tokens kept per request; 0 for padding rows.
-    cu_seqlens : Tensor, int32 [B + 1]
-        Token offsets of the requests, flat at the total after the last active row.
-    kv_lens : Tensor, int32 [B]
-        ``seq_lens + keep_lens + 1``; 0 for padding rows.
-    token_ids : Tensor, dtype of draft_ids, [N]
-        Bonus token and kept draft tokens of each request; ``pad_token`` in the tail.
-    positions : Tensor, int64 [N]
-        Position of each token in its sequence; 0 in the tail.
-    request_ids : Tensor, int32 [N]
-        Row of each token; -1 in the tail.
-    slot_mapping : Tensor, int64 [N]
-        KV-cache slot of each token; -1 in the tail, without a block table, and outside it.
-    draft_index : Tensor, int32 [N]
-        Flat index into the ``[slots, D]`` draft tables; -1 for bonus tokens and in the tail.
-    logits_indices : Tensor, int32 [N]
-        Packed indices of the verified positions, row by row; 0 in the tail, so a captured gather stays valid.
-    decision : Tensor, int32 [4]
-        Chosen bucket (-1 with a given budget or when every bucket is disabled), clamped budget, total, padded total.
-    gains : Tensor, int64 [R]
-        Expected tokens of every bucket in units of 2^-30.
-    """
-
-    keep_lens: Tensor
-    cu_seqlens: Tensor
-    kv_lens: Tensor
-    token_ids: Tensor
-    positions: Tensor
-    request_ids: Tensor
-    slot_mapping: Tensor
-    draft_index: Tensor
-    logits_indices: Tensor
-    decision: Tensor
-    gains: Tensor
-
-    @classmethod
-    def allocate(
-        cls,
-        batch: int,
-        draft_len: int,
-        buckets: int,
-        capacity: int | None = None,
-        ids_dtype: torch.dtype = torch.int32,
-        device: torch.device | str = "cpu",
-    ) -> VerifyBatch:
-        """Allocate buffers to be reused as ``out`` by every step.
-
-        Parameters
-        ----------
-        batch, draft_len, buckets : int
-            ``B``, ``D`` and ``R`` of the calls that will write here.
-        capacity : int, optional
-            Size of the packed buffers, at least ``batch``; ``batch * (draft_len + 1)`` by default.
-        ids_dtype : torch.dtype
-            int32 or int64, as ``draft_ids``.
-        device : torch.device or str
-            Where the buffers live.
-        """
-        for name, size in (("batch", batch), ("draft_len", draft_len), ("buckets", buckets)):
-            if size < 0:
-                fail(name, "a size of at least 0", size)
-        if ids_dtype not in IDS:
-            fail("ids_dtype", "torch.int32 or torch.int64", ids_dtype)
-        capacity = resolve_capacity(capacity, batch, draft_len, has_base=False)
-        sizes = Sizes(batch, batch, draft_len, buckets, capacity)
-        shapes = out_shapes(sizes, ids_dtype).values()
-        return cls(*(torch.zeros(dims, dtype=dtype, device=device) for dtype, dims in shapes))
+from .batch import VerifyBatch
 
 
 def _given(**options: object) -> dict[str, object]:
