@@ -44,6 +44,12 @@ def compiled(request: pytest.FixtureRequest) -> Iterator[Backend]:
     yield from _use(request.param)
 
 
+@pytest.fixture(params=["reference", *COMPILED])
+def variant(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """Every backend that works here, with every instruction set."""
+    yield from _use(request.param)
+
+
 @pytest.fixture(scope="session")
 def reference() -> Callable[[Case], tuple[VerifyBatch, VerifyBatch]]:
     """What the reference answers to a case: new buffers, and poisoned ones."""

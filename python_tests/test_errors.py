@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -343,10 +344,12 @@ def test_base_lens_needs_a_capacity(surface: str) -> None:
 
 
 @pytest.mark.parametrize("surface", FUNCTIONS)
-def test_slots_limit(surface: str, tmp_path) -> None:
+def test_slots_limit(surface: str, tmp_path: Path) -> None:
     """A table of 2^31 drafts or more, in a sparse file."""
     slots = (1 << 31) // 63 + 1
-    table = torch.from_file(str(tmp_path / "sparse"), shared=True, size=slots * 63, dtype=torch.bfloat16)
+    sparse = tmp_path / "sparse"
+    table = torch.from_file(str(sparse), shared=True, size=slots * 63, dtype=torch.bfloat16)
+    sparse.unlink()
     message = f"confidence: expected slots * draft tokens at most 2147483647, got {slots * 63}"
     args = {"confidence": table.view(slots, 63), "row_index": int32(1)}
     assert message_of(FUNCTIONS[surface].log_prefix_sum, **args) == message

@@ -99,6 +99,12 @@ CASES += [crowded(3, 7), crowded(17, 15), full(0, 7), plain(0, 7), full(9, 15, t
 CASES += [
     tight(batch, draft_len, batch + n) for batch, draft_len in [(3, 7), (5, 15), (17, 20)] for n in range(2, 20, 3)
 ]
+CASES += [
+    make("float16", confidence(9, 7, 4).half()),
+    make("bfloat16", confidence(9, 7, 4).bfloat16(), score="shifted"),
+    make("logarithms", confidence(9, 7, 4).log(), log_confidence=True),
+    make("int64", confidence(9, 7, 4), ids=torch.int64, seq_lens=torch.arange(9), budget=40, capacity=40),
+]
 
 
 class Guarded:
@@ -144,7 +150,9 @@ def run_fenced(isas: list[str]) -> None:
     for isa, case, front in itertools.product(isas, CASES, (False, True)):
         print(_load.cpu_isa(isa), case, "front" if front else "back", flush=True)
         expected = backend.select_and_pack(**case.inputs)
-        inputs = {key: fenced(t, front) if isinstance(t, Tensor) else t for key, t in case.inputs.items()}
+        inputs: dict[str, Any] = {
+            key: fenced(t, front) if isinstance(t, Tensor) else t for key, t in case.inputs.items()
+        }
         assert_same(backend.select_and_pack(**inputs), expected)
         assert_same(composed(backend, inputs), expected)
         out = VerifyBatch(*(fenced(t, front) for t in poisoned(case)))

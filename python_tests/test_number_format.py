@@ -68,50 +68,50 @@ def test_sampled_mantissas(reference: Backend) -> None:
     assert_exact_log2(q_of(reference, torch.from_numpy(confidence)), confidence)
 
 
-def test_every_binade(backend: Backend) -> None:
-    count = 200 if backend.name == "reference" else 1 << 14
+def test_every_binade(variant: Backend) -> None:
+    count = 200 if variant.name == "reference" else 1 << 14
     confidence = np.concatenate([floats(2.0**-n, 2.0 ** (1 - n), count) for n in range(126, 0, -1)])
-    assert_exact_log2(q_of(backend, torch.from_numpy(confidence)), confidence)
+    assert_exact_log2(q_of(variant, torch.from_numpy(confidence)), confidence)
 
 
-def test_powers_of_two_are_exact(backend: Backend) -> None:
+def test_powers_of_two_are_exact(variant: Backend) -> None:
     n = np.arange(150)
-    q = q_of(backend, torch.from_numpy(np.float32(2.0) ** -n.astype(np.float32)))
+    q = q_of(variant, torch.from_numpy(np.float32(2.0) ** -n.astype(np.float32)))
     assert q.tolist() == np.minimum(n * UNIT, Q_MAX).tolist()
 
 
-def test_steps_next_to_powers_of_two_do_not_cross_them(backend: Backend) -> None:
+def test_steps_next_to_powers_of_two_do_not_cross_them(variant: Backend) -> None:
     powers = np.float32(2.0) ** -np.arange(64, dtype=np.float32)[::-1]
     around = np.stack([np.nextafter(powers, np.float32(0)), powers, np.nextafter(powers, np.float32(9))], 1).ravel()
-    assert_exact_log2(q_of(backend, torch.from_numpy(around)[:-1]), around[:-1])
+    assert_exact_log2(q_of(variant, torch.from_numpy(around)[:-1]), around[:-1])
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, -1.0, -np.inf, -1e-45, 0.0, -0.0, 1e-45, 1e-38, 5e-20])
-def test_nothing_left(backend: Backend, value: float) -> None:
-    assert q_of(backend, torch.tensor([value])).item() == Q_MAX
+def test_nothing_left(variant: Backend, value: float) -> None:
+    assert q_of(variant, torch.tensor([value])).item() == Q_MAX
 
 
 @pytest.mark.parametrize("value", [1.0, 1.0000001, 2.0, 3e38, np.inf])
-def test_certain(backend: Backend, value: float) -> None:
-    assert q_of(backend, torch.tensor([value])).item() == 0
+def test_certain(variant: Backend, value: float) -> None:
+    assert q_of(variant, torch.tensor([value])).item() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("log", [False, True], ids=["confidence", "log"])
-def test_all_halves_read_as_their_float32(backend: Backend, dtype: torch.dtype, log: bool) -> None:
+def test_all_halves_read_as_their_float32(variant: Backend, dtype: torch.dtype, log: bool) -> None:
     halves = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
-    assert (q_of(backend, halves, log) == q_of(backend, halves.float(), log)).all()
+    assert (q_of(variant, halves, log) == q_of(variant, halves.float(), log)).all()
     values = halves.double().numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
         exact = -values.astype(np.longdouble) * LOG2_E if log else -np.log2(values.astype(np.longdouble))
     exact = np.where(np.isnan(exact), np.inf, np.maximum(exact, 0)) * UNIT
-    assert_close(q_of(backend, halves, log), exact)
+    assert_close(q_of(variant, halves, log), exact)
 
 
-def test_log_confidences(backend: Backend) -> None:
-    count = 30_000 if backend.name == "reference" else 1 << 21
+def test_log_confidences(variant: Backend) -> None:
+    count = 30_000 if variant.name == "reference" else 1 << 21
     log = -floats(2.0**-24, 64.5, count)[::-1]
-    q = q_of(backend, torch.from_numpy(log.copy()), log=True)
+    q = q_of(variant, torch.from_numpy(log.copy()), log=True)
     assert_close(q, -log.astype(np.longdouble) * LOG2_E * UNIT)
     assert (np.diff(q) <= 0).all()
 
@@ -120,13 +120,14 @@ def test_log_confidences(backend: Backend) -> None:
     (0.0, 0), (-0.0, 0), (0.5, 0), (np.inf, 0), (-1e-45, 0), (-1e-7, 0), (-np.inf, Q_MAX), (np.nan, Q_MAX),
     (-44.37, Q_MAX), (-64.0, Q_MAX), (-3e38, Q_MAX),
 ])  # fmt: skip
-def test_log_limits(backend: Backend, log: float, q: int) -> None:
-    assert q_of(backend, torch.tensor([log]), log=True).item() == q
+def test_log_limits(variant: Backend, log: float, q: int) -> None:
+    assert q_of(variant, torch.tensor([log]), log=True).item() == q
 
 
-def test_prefix_saturates(backend: Backend) -> None:
-    prefix = backend.log_prefix_sum(torch.tensor([[2.0**-40, 2.0**-23, 0.5, 0.5], [0.0, 1.0, 1.0, 1.0]]))
+def test_prefix_saturates(variant: Backend) -> None:
+    prefix = variant.log_prefix_sum(torch.tensor([[2.0**-40, 2.0**-23, 0.5, 0.5], [0.0, 1.0, 1.0, 1.0]]))
     assert prefix.tolist() == [[40 * UNIT, 63 * UNIT, Q_MAX, Q_MAX], [Q_MAX] * 4]
+    assert variant.log_prefix_sum(torch.zeros(1, WIDTH)).tolist() == [[Q_MAX] * WIDTH]
 
 
 def _weights(units: int) -> torch.Tensor:
@@ -194,35 +195,35 @@ def sampled(backend: Backend) -> Iterator[tuple[np.ndarray, int]]:
         yield fractions(1, step), units
 
 
-def test_sampled_fractions(backend: Backend) -> None:
-    for keys, units in sampled(backend):
-        assert_exact_exp2(scores_one_by_one(backend, keys, units), keys, units)
+def test_sampled_fractions(variant: Backend) -> None:
+    for keys, units in sampled(variant):
+        assert_exact_exp2(scores_one_by_one(variant, keys, units), keys, units)
 
 
-def test_sampled_fractions_by_lane(backend: Backend) -> None:
-    for keys, units in sampled(backend):
+def test_sampled_fractions_by_lane(variant: Backend) -> None:
+    for keys, units in sampled(variant):
         keys = keys[: len(keys) // 16 * 16]
-        assert_exact_exp2(scores_by_lane(backend, keys, units), keys, units)
+        assert_exact_exp2(scores_by_lane(variant, keys, units), keys, units)
 
 
-def test_powers_of_two_score_exactly(backend: Backend) -> None:
+def test_powers_of_two_score_exactly(variant: Backend) -> None:
     keys = np.arange(56, dtype=np.int32) * UNIT
-    scores = scores_one_by_one(backend, keys, 8)
+    scores = scores_one_by_one(variant, keys, 8)
     assert scores.tolist() == [1 << 38 >> n if n <= 38 else int(n == 39) for n in range(56)]
 
 
-def test_scores_below_the_last_digit_count_as_zero(backend: Backend) -> None:
+def test_scores_below_the_last_digit_count_as_zero(variant: Backend) -> None:
     keys = np.array([56 * UNIT - 1, 56 * UNIT, Q_MAX], dtype=np.int32)
-    assert scores_one_by_one(backend, keys, 0).tolist() == [0, 0, 0]
+    assert scores_one_by_one(variant, keys, 0).tolist() == [0, 0, 0]
 
 
-def test_weights(backend: Backend) -> None:
+def test_weights(variant: Backend) -> None:
     """A step without drafts gains its weights, as exactly as the format holds them."""
-    count = 200 if backend.name == "reference" else 5000
+    count = 200 if variant.name == "reference" else 5000
     weights = np.concatenate([floats(2.0**-8, 2.0**8, count), 2.0 ** np.arange(-8, 9, dtype=np.float32)])
     empty, budgets = torch.zeros(1, 0, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     gains = [
-        backend.bucket_argmax(empty, budgets, torch.ones(1), weight=torch.from_numpy(w))[1].item()
+        variant.bucket_argmax(empty, budgets, torch.ones(1), weight=torch.from_numpy(w))[1].item()
         for w in weights[:, None]
     ]
     exact = weights.astype(np.longdouble) * 2**30

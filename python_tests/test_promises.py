@@ -38,57 +38,62 @@ ANY_FLOATS = st.floats(width=32) | UNIT_FLOATS
 INTS = st.integers(-2, 20) | st.sampled_from([-(2**31), 2**31 - 1])
 
 
+def column(size: int, value: st.SearchStrategy) -> st.SearchStrategy:
+    return st.lists(value, min_size=size, max_size=size)
+
+
+def around(top: int) -> st.SearchStrategy:
+    """Mostly from 0 to `top`, now and then any integer."""
+    return st.integers(0, 9).flatmap(lambda n: st.integers(0, top) if n else INTS)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Any call with up to 6 requests of up to 6 drafts."""
-    slots, draft_len = draw(st.integers(0, 6)), draw(st.integers(0, 6))
+    size = st.sampled_from([3, 4, 5, 6, 2, 1, 0])
+    slots, draft_len = draw(size), draw(size)
     log = draw(st.booleans())
     few = st.lists(UNIT_FLOATS, min_size=1, max_size=3)  # few values give many ties
-    values = draw(st.sampled_from([UNIT_FLOATS, ANY_FLOATS, st.sampled_from(draw(few))]))
+    values = draw(st.sampled_from([st.sampled_from(draw(few)), UNIT_FLOATS, ANY_FLOATS]))
     if log:
         values = values.map(lambda c: math.log(c) if c > 0 else c)
-    flat = draw(st.lists(values, min_size=slots * draft_len, max_size=slots * draft_len))
     dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.float16, torch.bfloat16]))
-    confidence = torch.tensor(flat, dtype=torch.float32).reshape(slots, draft_len).to(dtype)
+    confidence = torch.tensor(draw(column(slots * draft_len, values)), dtype=torch.float32)
 
     def optional(value: st.SearchStrategy) -> Any:
-        return draw(st.none() | value)
+        return draw(value) if draw(st.integers(0, 3)) == 3 else None
 
-    def column(size: int, value: st.SearchStrategy = INTS) -> st.SearchStrategy:
-        return st.lists(value, min_size=size, max_size=size)
-
-    row_index = optional(st.lists(st.integers(-1, slots) | INTS, max_size=7))
+    row_index = optional(st.lists(around(max(slots - 1, 0)), max_size=7))
     batch = slots if row_index is None else len(row_index)
-    options = {name: optional(column(batch)) for name in ("draft_lens", "min_keep", "max_keep", "base_lens")}
-    blocks = draw(st.integers(0, 3))
-    table = optional(column(batch, column(blocks)))
-    options |= {
+    drafts, blocks = column(batch, around(draft_len)), draw(st.integers(0, 3))
+    table, base_lens = optional(column(batch, column(blocks, around(99)))), optional(column(batch, around(9)))
+    options = {
         "row_index": row_index,
-        "weight": optional(column(batch, st.floats(2.0**-8, 2.0**8, width=32) | ANY_FLOATS)),
-        "num_reqs": optional(column(1)),
+        "draft_lens": optional(drafts),
+        "min_keep": optional(drafts),
+        "max_keep": optional(drafts),
+        "weight": optional(column(batch, st.sampled_from([1.0, 0.5, 0.3]) | ANY_FLOATS)),
+        "base_lens": base_lens,
+        "capacity": None if base_lens is None else draw(st.integers(batch, batch * 12 + 3)),
+        "num_reqs": optional(column(1, around(batch))),
         "block_table": None if table is None else int32(table).reshape(batch, blocks),
-        "block_size": draw(st.integers(1, 20)) if table is not None else None,
-        "capacity": draw(st.integers(batch, batch * 8 + 3)) if options["base_lens"] else None,
-        "budget": optional(INTS),
+        "block_size": None if table is None else draw(st.integers(1, 20)),
+        "budget": optional(around(batch * (draft_len + 1))),
         "score": optional(st.just("shifted")),
         "count_bonus": optional(st.just(False)),
         "log_confidence": log or None,
         "pad_token": optional(st.integers(-5, 5)),
+        "seq_lens": torch.tensor(draw(column(batch, around(70))), dtype=torch.int64),
+        "ids": draw(st.sampled_from([torch.int32, torch.int64])),
     }
-    if options["base_lens"] == []:
-        options["base_lens"] = None
     buckets, rows = draw(st.integers(0, 9)), draw(st.integers(1, 8))
-    sane = draw(st.booleans())
-    budget, cost = st.integers(1, max(1, batch * (draft_len + 1))), st.floats(0.5, 9, width=32)
+    costs = draw(st.sampled_from([st.just(1.0), st.floats(0.5, 9, width=32), ANY_FLOATS]))
     tables = [
         draw(column(rows, column(buckets, value))) if draw(st.booleans()) else draw(column(buckets, value))
-        for value in (budget if sane else budget | INTS, cost if sane else cost | ANY_FLOATS)
+        for value in (around(batch * (draft_len + 1)), costs)
     ]
-    given_options = {name: value for name, value in options.items() if value is not None}
-    seq_lens = draw(column(batch, st.integers(-3, 70) | st.integers(-(2**63), 2**63 - 1)))
-    ids = draw(st.sampled_from([torch.int32, torch.int64]))
-    given_options["seq_lens"] = torch.tensor(seq_lens, dtype=torch.int64)
-    return make("drawn", confidence, *tables, ids=ids, **given_options)
+    options = {name: value for name, value in options.items() if value is not None}
+    return make("drawn", confidence.reshape(slots, draft_len).to(dtype), *tables, **options)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))

@@ -119,6 +119,7 @@ def test_costs_that_disable(backend: Backend, cost: float) -> None:
     result = select(backend, HALVES, [4, 3], [cost, 100])
     assert result.decision.tolist() == [1, 3, 3, 3]
     assert [g / ONE for g in result.gains.tolist()] == [3, 2.5]
+    assert select(backend, HALVES, [4], [cost]).decision.tolist() == [-1, 6, 6, 6]
 
 
 @pytest.mark.parametrize("budget", [0, -1])
@@ -193,8 +194,8 @@ def test_tables_by_batch(backend: Backend, num_reqs: int, tokens: int) -> None:
 
 
 def test_one_table_by_batch_and_one_for_all(backend: Backend) -> None:
-    assert select(backend, HALVES, [[3, 9], [4, 9]], [1, NAN]).decision.tolist() == [0, 4, 4, 4]
-    assert select(backend, HALVES, [3, 4], [[1, NAN], [NAN, 1]]).decision.tolist() == [1, 4, 4, 4]
+    assert select(backend, HALVES, [[3, 9], [4, 9], [5, 9]], [1, NAN]).decision.tolist() == [0, 4, 4, 4]
+    assert select(backend, HALVES, [3, 4], [[1, NAN], [NAN, 1], [1, NAN]]).decision.tolist() == [1, 4, 4, 4]
 
 
 def test_row_index(backend: Backend) -> None:
