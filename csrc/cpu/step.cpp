@@ -84,21 +84,12 @@ void Step::read_rows(const Rows& rows) {
 }
 
 void Step::read_scores(const Rows& rows, const Scores& scores, bool raw) {
-  Columns& columns = columns_;
-  columns = {nullptr,
-             offset_,
-             drafts_,
-             floor_,
-             w_,
-             stride_,
-             draft_len_,
-             Source::kConfidence,
-             scores.shifted,
-             raw ? kQMax : kZero,
-             raw ? 0 : kWeightSpan};
+  const int32_t limit = raw ? kQMax : kZero, lift = raw ? 0 : kWeightSpan;
+  columns_ = {nullptr,        offset_, drafts_, floor_, w_, stride_, draft_len_, Source::kConfidence,
+              scores.shifted, limit,   lift};
   if (scores.prefix) {
-    columns.source = scores.prefix;
-    columns.kind = Source::kPrefix;
+    columns_.source = scores.prefix;
+    columns_.kind = Source::kPrefix;
     for (int32_t i = 0; i < active_ && draft_len_ > 0; ++i) {
       if (scores.prefix[offset_[i]] < 0) drafts_[i] = 0;
     }
@@ -113,10 +104,10 @@ void Step::read_scores(const Rows& rows, const Scores& scores, bool raw) {
       }
       offset_[i] = i * draft_len_;
     }
-    columns.source = source;
-    if (scores.log) columns.kind = Source::kQ;
+    columns_.source = source;
+    if (scores.log) columns_.kind = Source::kQ;
   } else {
-    columns.source = static_cast<const int32_t*>(scores.confidence);
+    columns_.source = static_cast<const int32_t*>(scores.confidence);
   }
   if (rows.min_keep) {
     for (int32_t i = 0; i < active_; ++i) floor_[i] = dcut::clamp(rows.min_keep[i], 0, drafts_[i]);
@@ -179,7 +170,7 @@ void Step::cut_few(const int32_t* wanted, int count, Cut* cuts, int64_t* gains) 
   const uint32_t cells = (1u << 26) >> shift;
   uint32_t* counts = scratch().counts.get(2 * (cells + 1));
   std::fill(counts, counts + 2 * (cells + 1), 0);
-  for (size_t j = 0; j < keys_; j += 2) {  // two tables: neighbours often share a cell
+  for (size_t j = 0; j < keys_; j += 2) {  // two tables: neighbors often share a cell
     ++counts[2 * std::min(key_[j] >> shift, cells)];
     ++counts[2 * std::min(key_[j + 1] >> shift, cells) + 1];
   }
