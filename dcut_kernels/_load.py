@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import warnings
 from pathlib import Path
 
 import torch
@@ -17,7 +18,10 @@ _ISAS = ("portable", "avx2", "avx512")
 def _build_info() -> dict[str, str | None]:
     path = _HERE / "_build.json"
     if not path.exists():
-        return {"library": None, "reason": "the package was not built; see CONTRIBUTING.md"}
+        return {
+            "library": None,
+            "reason": f"{_HERE} was never built; see its CONTRIBUTING.md, or import from elsewhere",
+        }
     return json.loads(path.read_text())
 
 
@@ -43,6 +47,11 @@ _compiled = _load_library(BUILD)
 _reference_ops.register(_libraries["dcut_reference"], "CompositeExplicitAutograd")
 if _compiled is None:
     _reference_ops.register(_libraries["dcut"], "CPU")
+    warnings.warn(
+        f"dcut_kernels runs on its reference, which is correct but slow: {BUILD['reason']}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def has_library() -> bool:

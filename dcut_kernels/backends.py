@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import torch
+
 from . import _load
 from .ops import Backend
 
@@ -49,9 +51,9 @@ def get(name: str) -> Backend:
     return Backend(name, f"dcut_{name}")
 
 
-def chosen(device_type: str = "cpu") -> str | None:
-    """Name of the backend that the public functions use on a device type, or None."""
-    if device_type != "cpu":
+def chosen(device: str | torch.device = "cpu") -> str | None:
+    """Name of the backend that the public functions use on a device, or None."""
+    if torch.device(device).type != "cpu":
         return None
     return "cpu" if _load.has_library() else "reference"
 

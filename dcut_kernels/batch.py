@@ -7,14 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._check import IDS, Sizes, fail, out_shapes, resolve_capacity
+from ._check import IDS, INT32_MAX, Sizes, fail, out_shapes, resolve_capacity
+from ._schema import MAX_BUCKETS, MAX_DRAFT_LEN
 
 
 class VerifyBatch(NamedTuple):
     """One step's verification batch: which draft tokens are verified, packed without gaps.
 
     ``B`` is the batch, ``N`` the capacity of the packed buffers, ``R`` the number of buckets.  The total number of
-    tokens is ``decision[2]``; every packed buffer is written up to its capacity.
+    tokens is ``decision[2]``; every packed buffer is written up to its capacity, except for base tokens before the
+    bonus (see ``base_lens``), which are the engine's.
 
     Attributes
     ----------
@@ -35,9 +37,12 @@ class VerifyBatch(NamedTuple):
     draft_index : Tensor, int32 [N]
         Flat index into the ``[slots, D]`` draft tables; -1 for bonus tokens and in the tail.
     logits_indices : Tensor, int32 [N]
-        Packed indices of the verified positions, row by row; 0 in the tail, so a captured gather stays valid.
+        Packed indices of the verified positions, row by row, ``keep_lens + 1`` for each active row; 0 in the tail, so
+        a captured gather stays valid.
     decision : Tensor, int32 [4]
-        Chosen bucket (-1 with a given budget or when every bucket is disabled), clamped budget, total, padded total.
+        Chosen bucket (-1 with a given budget or when every bucket is disabled), clamped budget, total (the same
+        number), padded total: the larger of the total and the bucket's budget as listed, or with a given budget the
+        smallest listed one that holds the total.
     gains : Tensor, int64 [R]
         Expected tokens of every bucket in units of 2^-30.
     """
@@ -77,12 +82,16 @@ class VerifyBatch(NamedTuple):
         device : torch.device or str
             Where the buffers live.
         """
-        for name, size in (("batch", batch), ("draft_len", draft_len), ("buckets", buckets)):
-            if size < 0:
-                fail(name, "a size of at least 0", size)
+        limits = {
+            "batch": (batch, INT32_MAX),
+            "draft_len": (draft_len, MAX_DRAFT_LEN),
+            "buckets": (buckets, MAX_BUCKETS),
+        }
+        for name, (size, most) in limits.items():
+            if not isinstance(size, int | torch.SymInt) or not 0 <= size <= most:
+                fail(name, f"an int from 0 to {most}", repr(size))
         if ids_dtype not in IDS:
             fail("ids_dtype", "torch.int32 or torch.int64", ids_dtype)
         capacity = resolve_capacity(capacity, batch, draft_len, has_base=False)
-        sizes = Sizes(batch, batch, draft_len, buckets, capacity)
-        shapes = out_shapes(sizes, ids_dtype).values()
+        shapes = out_shapes(Sizes(batch, batch, draft_len, buckets, capacity), ids_dtype).values()
         return cls(*(torch.zeros(dims, dtype=dtype, device=device) for dtype, dims in shapes))

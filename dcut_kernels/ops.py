@@ -18,7 +18,7 @@ def _given(**options: object) -> dict[str, object]:
 def _budget(budget: int | Tensor, device: torch.device) -> Tensor:
     if isinstance(budget, Tensor):
         return budget
-    if isinstance(budget, bool) or not isinstance(budget, int | torch.SymInt):
+    if isinstance(budget, bool) or not (isinstance(budget, int) or hasattr(budget, "__index__")):
         fail("budget", "an int or an int32 tensor", type(budget).__name__)
     if not -INT32_MAX - 1 <= budget <= INT32_MAX:
         fail("budget", "a value of int32", budget)
@@ -29,7 +29,7 @@ class Backend:
     """The five operators of one namespace."""
 
     def __init__(self, name: str, namespace: str) -> None:
-        self.name = name
+        self.name, self.namespace = name, namespace
         operators = getattr(torch.ops, namespace)
         self._select = operators.select_and_pack.default
         self._select_out = operators.select_and_pack.out
@@ -37,6 +37,9 @@ class Backend:
         self._topk = operators.segmented_topk.default
         self._argmax = operators.bucket_argmax.default
         self._pack = operators.pack_prefixes.default
+
+    def __reduce__(self) -> tuple[type[Backend], tuple[str, str]]:
+        return Backend, (self.name, self.namespace)  # operators do not pickle, names do
 
     def __repr__(self) -> str:
         return f"<dcut_kernels backend {self.name!r}>"
@@ -104,11 +107,12 @@ class Backend:
             ``slots == B``.
         base_lens : Tensor, int32 [B], optional
             Tokens of each request in this step before its drafts, bonus included (1 by default).  Base tokens before
-            the bonus are left to the engine: their entries of ``out`` are not written.
+            the bonus are left to the engine: their entries of ``out`` are not written.  A request in mid-prompt passes
+            the last prompt token of the step as its bonus, and no drafts.
         num_reqs : Tensor, int32 [1], optional
             Active requests ``b``; later rows are padding.
         block_table : Tensor, int32 [B, max_blocks], optional
-            Paged KV cache, with ``block_size`` tokens a block.
+            Paged KV cache, with ``block_size`` tokens a block; by request, whatever ``row_index`` says.
         score : {"inclusive", "shifted"}
             "shifted" ranks position ``k`` by the confidences before it only.
         policy : {"argmax"}
@@ -118,15 +122,17 @@ class Backend:
         calibration, envelope, next_budget, host_budget : optional
             Reserved.
         count_bonus : bool
-            Whether each active request's bonus token counts in ``G``.
+            Whether each active request's bonus token counts in ``G``, with its ``weight``.
         log_confidence : bool
             ``confidence`` holds natural logarithms.
         pad_token : int
             Fills ``token_ids`` after the last token.
         capacity : int, optional
             Size of the packed buffers, at least ``B``; ``B * (D + 1)`` by default, required with ``base_lens``.
+            Budgets are clamped to it.  Where mandatory tokens alone exceed it, ``decision[2]`` does too.
         out : VerifyBatch, optional
-            Buffers to write and return instead of new ones (see `VerifyBatch.allocate`).
+            Buffers to write and return instead of new ones (see `VerifyBatch.allocate`).  They must share no memory
+            with each other or with the inputs.
 
         Returns
         -------
@@ -151,17 +157,17 @@ class Backend:
         if budget is not None:
             defined("confidence", confidence)
             options["budget"] = _budget(budget, confidence.device)
-        if block_size:
+        if block_size != 0:
             options["block_size"] = block_size
         if score != "inclusive":
             options["score"] = score
         if policy != "argmax":
             options["policy"] = policy
-        if not count_bonus:
-            options["count_bonus"] = False
-        if log_confidence:
-            options["log_confidence"] = True
-        if pad_token:
+        if count_bonus is not True:
+            options["count_bonus"] = count_bonus
+        if log_confidence is not False:
+            options["log_confidence"] = log_confidence
+        if pad_token != 0:
             options["pad_token"] = pad_token
         if out is None:
             return VerifyBatch._make(

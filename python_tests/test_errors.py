@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -365,6 +366,7 @@ def test_budget_value(op: str, surface: str) -> None:
     for budget in (1 << 31, -(1 << 31) - 1):
         message = f"budget: expected a value of int32, got {budget}"
         assert message_of(function, **PARTS[op], budget=budget) == message
+    assert function(**PARTS[op], budget=np.int32(5)) is not None
     for wrong in (1.5, True, "3"):
         message = f"budget: expected an int or an int32 tensor, got {type(wrong).__name__}"
         assert message_of(function, **PARTS[op], budget=wrong) == message
@@ -389,11 +391,10 @@ def test_int64_ids_take_any_pad_token() -> None:
 def test_allocate() -> None:
     message = "capacity: expected 4 (the batch) to 2147483647, got 2"
     assert message_of(VerifyBatch.allocate, batch=4, draft_len=4, buckets=1, capacity=2) == message
-
-
-def test_missing_backends() -> None:
-    for name in ("cuda", "triton", "simt"):
-        kernel = {"cuda": "CUDA", "triton": "Triton", "simt": "emulated CUDA"}[name]
-        message = f"backend '{name}' is not available: the {kernel} kernel is not part of this version"
-        assert message_of(backends.get, name=name) == message
-    assert message_of(backends.get, name="gpu") == "name: expected reference, cpu, cuda, triton or simt, got 'gpu'"
+    sizes = {"batch": 4, "draft_len": 4, "buckets": 1}
+    most = {"batch": 2**31 - 1, "draft_len": 63, "buckets": 256}
+    for name, wrong in [("batch", "4"), ("batch", -1), ("draft_len", 64), ("buckets", 257)]:
+        message = f"{name}: expected an int from 0 to {most[name]}, got {wrong!r}"
+        assert message_of(VerifyBatch.allocate, **sizes | {name: wrong}) == message
+    message = "ids_dtype: expected torch.int32 or torch.int64, got torch.float32"
+    assert message_of(VerifyBatch.allocate, **sizes, ids_dtype=torch.float32) == message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -184,7 +185,25 @@ def test_backends() -> None:
         assert backend is backends.get(name)
         assert repr(backend) == f"<dcut_kernels backend {name!r}>"
     assert backends.chosen() == backends.chosen("cpu") == backends.available()[-1]
+    assert backends.chosen(torch.device("cpu")) == backends.chosen()
     assert backends.chosen("cuda") is None
+
+
+def test_missing_backends() -> None:
+    for name in ("cuda", "triton", "simt"):
+        kernel = {"cuda": "CUDA", "triton": "Triton", "simt": "emulated CUDA"}[name]
+        message = f"backend '{name}' is not available: the {kernel} kernel is not part of this version"
+        with pytest.raises(RuntimeError, match=re.escape(message)):
+            backends.get(name)
+    with pytest.raises(RuntimeError, match="name: expected reference, cpu, cuda, triton or simt, got 'gpu'"):
+        backends.get("gpu")
+
+
+def test_functions_pickle() -> None:
+    for backend in [backends.get(name) for name in backends.available()]:
+        again = pickle.loads(pickle.dumps(backend.select_and_pack)).__self__
+        assert (again.name, again.namespace) == (backend.name, backend.namespace)
+    assert pickle.loads(pickle.dumps(dcut_kernels.select_and_pack)).__self__.namespace == "dcut"
 
 
 def test_explain_names_every_backend() -> None:
@@ -240,7 +259,10 @@ def test_without_the_library(copy: Path, reason: str | None) -> None:
     """The public operators run on the reference, and say why."""
     if reason is not None:
         (copy / "dcut_kernels" / "_build.json").write_text(json.dumps({"library": None, "reason": reason}))
-    reason = reason or "the package was not built; see CONTRIBUTING.md"
+    where = copy / "dcut_kernels"
+    reason = reason or f"{where} was never built; see its CONTRIBUTING.md, or import from elsewhere"
+    warned = run("import dcut_kernels", copy).stderr
+    assert f"RuntimeWarning: dcut_kernels runs on its reference, which is correct but slow: {reason}" in warned
     step, available, chosen, explained, refused, no_isa = answer_of(BARE, copy)
     assert (step, available, chosen) == (ANSWER, ["reference"], "reference")
     assert explained.splitlines()[0] == "CPU tensors: reference (Python integers: correct, slow)"
