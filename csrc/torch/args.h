@@ -80,7 +80,17 @@ class Reader {
 
   bool boolean() { return to<bool>(*next_++); }
 
-  std::string word() { return to<std::string>(*next_++); }
+  // Not to<std::string>: that leaks a string per call in the headers of torch 2.13.
+  std::string word() {
+    StringHandle handle = to<StringHandle>(*next_++);
+    size_t length = 0;
+    const char* text = nullptr;
+    torch_string_length(handle, &length);
+    torch_string_c_str(handle, &text);
+    std::string word(text, length);
+    torch_delete_string(handle);
+    return word;
+  }
 
  private:
   template <class T>
