@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-from ._schema import MAX_BUCKETS, MAX_DRAFT_LEN, MAX_TOKENS_CPU, OUTPUTS
+from ._schema import (
+    MAX_BATCH_LAUNCH,
+    MAX_BUCKETS,
+    MAX_DRAFT_LEN,
+    MAX_DRAFTS_LAUNCH,
+    MAX_TOKENS_CPU,
+    OUTPUTS,
+)
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 IDS = (torch.int32, torch.int64)
@@ -143,7 +150,12 @@ def draft_len(name: str, size: int) -> None:
         fail(name, f"at most {MAX_DRAFT_LEN} draft tokens a row", size)
 
 
-def size_limits(name: str, batch: int, slots: int, width: int) -> None:
+def size_limits(name: str, batch: int, slots: int, width: int, one_launch: bool) -> None:
+    """Check the sizes against what the CPU path, or one launch on a GPU, takes."""
+    if one_launch and batch > MAX_BATCH_LAUNCH:
+        fail(name, f"at most {MAX_BATCH_LAUNCH} requests in one GPU launch", batch)
+    if one_launch and batch * width > MAX_DRAFTS_LAUNCH:
+        fail(name, f"batch * draft tokens at most {MAX_DRAFTS_LAUNCH} in one GPU launch", batch * width)
     if batch * (width + 1) >= MAX_TOKENS_CPU:
         fail(name, f"batch * (draft tokens + 1) below {MAX_TOKENS_CPU}", batch * (width + 1))
     if slots * width > INT32_MAX:
@@ -168,7 +180,7 @@ def resolve_capacity(value: int | None, batch: int, width: int, has_base: bool, 
     return value
 
 
-def drafts(args: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
+def drafts(args: dict[str, Any], device: torch.device, one_launch: bool) -> tuple[int, int, int]:
     """Check the token inputs and return (batch, slots, draft_len)."""
     draft_ids, bonus_ids, row_index = args["draft_ids"], args["bonus_ids"], args["row_index"]
     tensor("draft_ids", draft_ids, IDS, [None, None], device)
@@ -179,7 +191,7 @@ def drafts(args: dict[str, Any], device: torch.device) -> tuple[int, int, int]:
         fail("draft_ids", f"{batch} rows, as bonus_ids, without row_index", slots)
     tensor("seq_lens", args["seq_lens"], IDS, [batch], device)
     optional("row_index", row_index, INT32, [batch], device)
-    size_limits("draft_ids", batch, slots, width)
+    size_limits("draft_ids", batch, slots, width, one_launch)
     return batch, slots, width
 
 
@@ -193,11 +205,11 @@ def out_shapes(sizes: Sizes, ids_dtype: torch.dtype) -> dict[str, tuple[torch.dt
     return shapes | {"decision": (torch.int32, [4]), "gains": (torch.int64, [sizes.buckets])}
 
 
-def select_and_pack(args: dict[str, Any], out: dict[str, torch.Tensor] | None) -> Sizes:
+def select_and_pack(args: dict[str, Any], out: dict[str, torch.Tensor] | None, one_launch: bool = False) -> Sizes:
     """All checks of the fused operator, in the order in which every backend makes them."""
     defined("confidence", args["confidence"])
     device = args["confidence"].device
-    batch, slots, width = drafts(args, device)
+    batch, slots, width = drafts(args, device, one_launch)
     tensor("confidence", args["confidence"], FLOATS, [slots, width], device)
     buckets = budget_table(args["budgets"], device)
     cost_table(args["costs"], args["budgets"], device)
@@ -227,8 +239,7 @@ def packed(
     return sizes
 
 
-def log_prefix_sum(args: dict[str, Any]) -> tuple[int, int, int]:
-    """Checks of the first part; returns (batch, slots, draft_len)."""
+def log_prefix_sum(args: dict[str, Any], one_launch: bool = False) -> Sizes:
     confidence, row_index = args["confidence"], args["row_index"]
     defined("confidence", confidence)
     tensor("confidence", confidence, FLOATS, [None, None], confidence.device)
@@ -236,20 +247,20 @@ def log_prefix_sum(args: dict[str, Any]) -> tuple[int, int, int]:
     draft_len("confidence", width)
     optional("row_index", row_index, INT32, [None], confidence.device)
     batch = slots if row_index is None else row_index.shape[0]
-    size_limits("confidence", batch, slots, width)
+    size_limits("confidence", batch, slots, width, one_launch)
     score_name(args["score"])
     not_built(calibration=args["calibration"])
-    return batch, slots, width
+    return Sizes(batch, slots, width, 0, 0)
 
 
-def ranked(args: dict[str, Any]) -> Sizes:
+def ranked(args: dict[str, Any], one_launch: bool = False) -> Sizes:
     """Checks that `segmented_topk` and `bucket_argmax` share."""
     prefix = args["prefix"]
     defined("prefix", prefix)
     tensor("prefix", prefix, INT32, [None, None], prefix.device)
     batch, width = prefix.shape
     draft_len("prefix", width)
-    size_limits("prefix", batch, batch, width)
+    size_limits("prefix", batch, batch, width, one_launch)
     buckets = budget_table(args["budgets"], prefix.device)
     if "costs" in args:
         cost_table(args["costs"], args["budgets"], prefix.device)
@@ -258,18 +269,18 @@ def ranked(args: dict[str, Any]) -> Sizes:
     return Sizes(batch, batch, width, buckets, capacity)
 
 
-def bucket_argmax(args: dict[str, Any]) -> Sizes:
-    sizes = ranked(args)
+def bucket_argmax(args: dict[str, Any], one_launch: bool = False) -> Sizes:
+    sizes = ranked(args, one_launch)
     policy_name(args["policy"])
     optional("budget", args["budget"], INT32, [1], args["prefix"].device)
     not_built(**{n: args[n] for n in ("envelope", "next_budget", "host_budget")})
     return sizes
 
 
-def pack_prefixes(args: dict[str, Any]) -> Sizes:
+def pack_prefixes(args: dict[str, Any], one_launch: bool = False) -> Sizes:
     defined("draft_ids", args["draft_ids"])
     device = args["draft_ids"].device
-    batch, slots, width = drafts(args, device)
+    batch, slots, width = drafts(args, device, one_launch)
     tensor("keep_lens", args["keep_lens"], INT32, [batch], device)
     row_options(batch, device, base_lens=args["base_lens"], num_reqs=args["num_reqs"])
     paging(args["block_table"], args["block_size"], batch, device)

@@ -12,6 +12,8 @@ import torch
 MAX_DRAFT_LEN = 63
 MAX_BUCKETS = 256
 MAX_TOKENS_CPU = 1 << 24
+MAX_BATCH_LAUNCH = 4096  # requests of one GPU launch
+MAX_DRAFTS_LAUNCH = 1 << 16  # batch * draft tokens of one GPU launch
 
 _ROWS = """Tensor? draft_lens=None, Tensor? min_keep=None, Tensor? max_keep=None, Tensor? weight=None"""
 _POLICY = """Tensor? budget=None, {calibration}Tensor? envelope=None, Tensor(next!)? next_budget=None,
@@ -54,7 +56,7 @@ _SCHEMAS = {
 }
 
 SCHEMAS = {name: " ".join(schema.split()) for name, schema in _SCHEMAS.items()}
-NAMESPACES = ("dcut", "dcut_cpu", "dcut_reference")
+NAMESPACES = ("dcut", "dcut_cpu", "dcut_cuda", "dcut_triton", "dcut_simt", "dcut_reference")
 
 
 def parse(name: str) -> torch._C.FunctionSchema:

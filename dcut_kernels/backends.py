@@ -9,25 +9,23 @@ import torch
 from . import _load
 from .ops import Backend
 
-_NOT_BUILT = {
-    "cuda": "the CUDA kernel is not part of this version",
-    "triton": "the Triton kernel is not part of this version",
-    "simt": "the emulated CUDA kernel is not part of this version",
+_PREFERRED = {
+    "reference": "the oracle: the compiled kernel takes the same decisions faster",
+    "triton": "the CUDA kernel takes the same decisions with less work on the host",
+    "simt": "the CUDA kernel executed on the CPU, for tests",
 }
 
 
 def _missing(name: str) -> str | None:
     """Why a backend cannot be used, or None."""
-    if name == "reference" or (name == "cpu" and _load.has_library()):
-        return None
-    if name == "cpu":
-        return f"the compiled library is not installed: {_load.BUILD.get('reason')}"
-    return _NOT_BUILT.get(name)
+    if reason := _load.missing(name):
+        return reason
+    return "there is no CUDA device" if name == "cuda" and not torch.cuda.is_available() else None
 
 
 def available() -> list[str]:
     """Names of the backends that `get` returns."""
-    return [name for name in ("reference", "cpu", *_NOT_BUILT) if _missing(name) is None]
+    return [name for name in _load.NAMES if _missing(name) is None]
 
 
 @cache
@@ -37,13 +35,14 @@ def get(name: str) -> Backend:
     Parameters
     ----------
     name : {"reference", "cpu", "cuda", "triton", "simt"}
+        "reference" takes tensors of any device, "triton" those of a GPU and, in Triton's interpreter, of the CPU.
 
     Raises
     ------
     RuntimeError
         If there is no such backend, or it is not available here, with the reason.
     """
-    if name not in ("reference", "cpu", *_NOT_BUILT):
+    if name not in _load.NAMES:
         raise RuntimeError(f"name: expected reference, cpu, cuda, triton or simt, got '{name}'")
     reason = _missing(name)
     if reason is not None:
@@ -52,19 +51,25 @@ def get(name: str) -> Backend:
 
 
 def chosen(device: str | torch.device = "cpu") -> str | None:
-    """Name of the backend that the public functions use on a device, or None."""
-    if torch.device(device).type != "cpu":
-        return None
-    return "cpu" if _load.has_library() else "reference"
+    """Name of the backend that the public functions use on a device, or None.
+
+    The environment variable ``DCUT_BACKEND``, read at import, forces the choice where that backend serves the device.
+    """
+    return _load.CHOSEN.get(torch.device(device).type)
 
 
 def explain() -> str:
     """Say which backend serves each device type, and why the others were not chosen."""
-    cpu = f"cpu ({_load.cpu_isa()})" if _load.has_library() else "reference (Python integers: correct, slow)"
-    lines = [f"CPU tensors: {cpu}", "CUDA tensors: none"]
-    for name in ("cpu", "reference", *_NOT_BUILT):
-        if name == chosen():
-            continue
-        reason = _missing(name) or "the oracle: the compiled kernel takes the same decisions faster"
-        lines.append(f"  not {name}: {reason}")
+    lines = []
+    for device, choices in _load.CHOICES.items():
+        choice = _load.CHOSEN[device]
+        detail = f" ({_load.cpu_isa()})" if choice == "cpu" else ""
+        forced = ", forced by DCUT_BACKEND" if choice is not None and choice == _load.FORCED else ""
+        slow = " (Python integers: correct, slow)" if choice == "reference" else ""
+        lines.append(f"{device.upper()} tensors: {choice or 'none'}{detail}{slow}{forced}")
+        for name in choices:
+            if name != choice:
+                reason = _load.missing(name) or (forced and "DCUT_BACKEND names another") or _PREFERRED[name]
+                lines.append(f"  not {name}: {reason}")
+    lines.append(f"For tests: simt {'available' if _missing('simt') is None else 'not available'}")
     return "\n".join(lines)

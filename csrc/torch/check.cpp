@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-#include "dcut/order.h"
+#include "dcut/plan.h"
 
 namespace dcut::binding {
 namespace {
@@ -148,7 +148,14 @@ void check_draft_len(const char* name, int64_t size) {
   }
 }
 
-void check_size_limits(const char* name, int64_t batch, int64_t slots, int64_t width) {
+void check_size_limits(const char* name, int64_t batch, int64_t slots, int64_t width, Limits limits) {
+  if (limits == Limits::kOneLaunch && batch > gpu::kMaxBatch) {
+    fail(name, "at most " + std::to_string(gpu::kMaxBatch) + " requests in one GPU launch", std::to_string(batch));
+  }
+  if (limits == Limits::kOneLaunch && batch * width > gpu::kMaxDrafts) {
+    fail(name, "batch * draft tokens at most " + std::to_string(gpu::kMaxDrafts) + " in one GPU launch",
+         std::to_string(batch * width));
+  }
   if (batch * (width + 1) >= kMaxTokens) {
     fail(name, "batch * (draft tokens + 1) below " + std::to_string(kMaxTokens), std::to_string(batch * (width + 1)));
   }

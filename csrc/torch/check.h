@@ -9,12 +9,14 @@
 namespace dcut::binding {
 
 constexpr int64_t kAny = -1;
-constexpr int64_t kMaxTokens = 1 << 24;
+constexpr int64_t kMaxTokens = 1 << 24;  // batch * (draft_len + 1) on the CPU
 
 // "name: expected X, got Y".
 [[noreturn]] void fail(const char* name, const std::string& expected, const std::string& got);
 
 enum class Types { kFloats, kIds, kInt32, kInt64, kFloat32, kAsIds };
+
+enum class Limits { kCpu, kOneLaunch };  // what one launch on a GPU takes is less
 
 struct Device {
   int32_t type, index;
@@ -34,7 +36,7 @@ int32_t int32_dtype();
 int32_t int64_dtype();
 
 void check_draft_len(const char* name, int64_t size);
-void check_size_limits(const char* name, int64_t batch, int64_t slots, int64_t width);
+void check_size_limits(const char* name, int64_t batch, int64_t slots, int64_t width, Limits limits);
 int64_t check_budgets(const Tensor& budgets, Device device);  // returns R
 void check_costs(const Tensor& costs, const Tensor& budgets, Device device);
 void check_paging(const Tensor& block_table, int64_t block_size, int64_t batch, Device device);

@@ -1,354 +1,38 @@
-// The operators on CPU tensors: read, check, fill the parameter structs, run.  Registration only; schemas are Python's.
-#include "check.h"
+// The operators on CPU tensors.
 #include "dcut/launch.h"
-#include "dcut/order.h"
+#include "ops.h"
+#include "register.h"
 
 namespace dcut::binding {
 namespace {
 
-constexpr Types kI32 = Types::kInt32;
+struct CpuKernels {
+  static constexpr Limits kLimits = Limits::kCpu;
 
-// The per-row options, in the order in which they are checked.
-struct RowOptions {
-  Tensor draft_lens, min_keep, max_keep, weight, row_index, base_lens, num_reqs;
-
-  void read_ranked(Reader& in) {
-    draft_lens = in.optional_tensor(), min_keep = in.optional_tensor(), max_keep = in.optional_tensor();
-    weight = in.optional_tensor();
+  template <class... Args>
+  static void select_and_pack(Device, const Args&... args) {
+    cpu::select_and_pack(args...);
   }
-
-  void check_all(int64_t batch, Device device) const {
-    check_optional(draft_lens, "draft_lens", kI32, {batch}, device);
-    check_optional(min_keep, "min_keep", kI32, {batch}, device);
-    check_optional(max_keep, "max_keep", kI32, {batch}, device);
-    check_optional(weight, "weight", Types::kFloat32, {batch}, device);
-    check_optional(base_lens, "base_lens", kI32, {batch}, device);
-    check_optional(num_reqs, "num_reqs", kI32, {1}, device);
+  template <class... Args>
+  static void log_prefix_sum(Device, const Args&... args) {
+    cpu::log_prefix_sum(args...);
   }
-
-  Rows rows(int64_t batch, int64_t slots, int64_t width, int64_t capacity) const {
-    return {draft_lens.as<int32_t>(),    min_keep.as<int32_t>(),        max_keep.as<int32_t>(),
-            weight.as<float>(),          row_index.as<int32_t>(),       base_lens.as<int32_t>(),
-            num_reqs.as<int32_t>(),      static_cast<int32_t>(batch),   static_cast<int32_t>(slots),
-            static_cast<int32_t>(width), static_cast<int32_t>(capacity)};
+  template <class... Args>
+  static void segmented_topk(Device, const Args&... args) {
+    cpu::segmented_topk(args...);
+  }
+  template <class... Args>
+  static void bucket_argmax(Device, const Args&... args) {
+    cpu::bucket_argmax(args...);
+  }
+  template <class... Args>
+  static void pack_prefixes(Device, const Args&... args) {
+    cpu::pack_prefixes(args...);
   }
 };
-
-struct BudgetOptions {
-  Tensor budgets, costs, budget, calibration, envelope, next_budget, host_budget;
-  bool count_bonus = true;
-
-  // `calibrated`: the schema has a calibration argument.
-  void read(Reader& in, bool calibrated) {
-    budget = in.optional_tensor();
-    if (calibrated) calibration = in.optional_tensor();
-    envelope = in.optional_tensor(), next_budget = in.optional_tensor(), host_budget = in.optional_tensor();
-    count_bonus = in.boolean();
-  }
-
-  void check_all(Device device) const {
-    check_optional(budget, "budget", kI32, {1}, device);
-    check_not_built(calibration, "calibration");
-    check_not_built(envelope, "envelope");
-    check_not_built(next_budget, "next_budget");
-    check_not_built(host_budget, "host_budget");
-  }
-
-  Tables tables(int64_t buckets) const {
-    return {
-        budgets.as<int32_t>(),         costs.as<float>(), budget.as<int32_t>(), table_rows(budgets), table_rows(costs),
-        static_cast<int32_t>(buckets), count_bonus};
-  }
-
- private:
-  static int32_t table_rows(const Tensor& t) { return t.dim == 2 ? static_cast<int32_t>(t.sizes[0]) : 1; }
-};
-
-struct TokenOptions {
-  Tensor draft_ids, bonus_ids, seq_lens, block_table;
-  int64_t block_size = 0, pad_token = 0, batch = 0, slots = 0, width = 0;
-
-  void check_drafts(const Tensor& row_index, Device device) {
-    check(draft_ids, "draft_ids", Types::kIds, {kAny, kAny}, device);
-    check(bonus_ids, "bonus_ids", Types::kAsIds, {kAny}, device, draft_ids.dtype);
-    batch = bonus_ids.sizes[0], slots = draft_ids.sizes[0], width = draft_ids.sizes[1];
-    check_draft_len("draft_ids", width);
-    if (!row_index && slots != batch) {
-      fail("draft_ids", std::to_string(batch) + " rows, as bonus_ids, without row_index", std::to_string(slots));
-    }
-    check(seq_lens, "seq_lens", Types::kIds, {batch}, device);
-    check_optional(row_index, "row_index", kI32, {batch}, device);
-    check_size_limits("draft_ids", batch, slots, width);
-  }
-
-  Tokens tokens() const {
-    return {draft_ids.data,
-            bonus_ids.data,
-            seq_lens.data,
-            block_table.as<int32_t>(),
-            pad_token,
-            block_table ? static_cast<int32_t>(block_table.sizes[1]) : 0,
-            static_cast<int32_t>(block_size),
-            is_int64(draft_ids),
-            is_int64(seq_lens)};
-  }
-};
-
-// The eleven results, in the order of the schema.
-struct Results {
-  static constexpr int kCount = 11, kTokenIds = 3;
-  Tensor t[kCount];
-  bool fresh = false;
-
-  void read(Reader& in) {
-    for (Tensor& result : t) result = in.tensor();
-  }
-
-  // Names, dtypes and sizes of all results; calls `each(index, name, types, size)`.
-  template <class Each>
-  static void describe(int64_t batch, int64_t buckets, int64_t capacity, Each each) {
-    each(0, "keep_lens", kI32, batch);
-    each(1, "cu_seqlens", kI32, batch + 1);
-    each(2, "kv_lens", kI32, batch);
-    each(kTokenIds, "token_ids", Types::kAsIds, capacity);
-    each(4, "positions", Types::kInt64, capacity);
-    each(5, "request_ids", kI32, capacity);
-    each(6, "slot_mapping", Types::kInt64, capacity);
-    each(7, "draft_index", kI32, capacity);
-    each(8, "logits_indices", kI32, capacity);
-    each(9, "decision", kI32, int64_t{4});
-    each(10, "gains", Types::kInt64, buckets);
-  }
-
-  void check_given(int64_t batch, int64_t buckets, int64_t capacity, int32_t ids, Device device) const {
-    describe(batch, buckets, capacity, [&](int j, const char* name, Types types, int64_t size) {
-      check(t[j], name, types, {size}, device, ids);
-    });
-  }
-
-  void allocate(int64_t batch, int64_t buckets, int64_t capacity, int32_t ids, Device device) {
-    fresh = true;
-    describe(batch, buckets, capacity, [&](int j, const char*, Types types, int64_t size) {
-      const int32_t dtype = types == Types::kAsIds ? ids : (types == kI32 ? int32_dtype() : int64_dtype());
-      const int64_t stride = 1;
-      AtenTensorHandle handle = nullptr;
-      STABLE_TORCH_ERROR_CODE_CHECK(
-          aoti_torch_empty_strided(1, &size, &stride, dtype, device.type, device.index, &handle));
-      t[j] = Tensor(handle);
-    });
-  }
-
-  void give(StableIValue* stack) {
-    for (int j = 0; j < kCount; ++j) stack[j] = torch::stable::detail::from(t[j].release());
-  }
-
-  Packed packed() const {
-    return {t[0].as<int32_t>(), t[1].as<int32_t>(), t[2].as<int32_t>(), t[kTokenIds].data,  t[4].as<int64_t>(),
-            t[5].as<int32_t>(), t[6].as<int64_t>(), t[7].as<int32_t>(), t[8].as<int32_t>(), fresh};
-  }
-
-  Decision decision() const { return {t[9].as<int32_t>(), t[10].as<int64_t>()}; }
-};
-
-Capacity read_capacity(Reader& in) {
-  Capacity capacity;
-  capacity.given = in.optional_integer(capacity.value);
-  return capacity;
-}
-
-// Checks the pad token and the capacity, and checks or allocates the results.  Returns the capacity.
-int64_t prepare(Results& results, bool given, const TokenOptions& tokens, const Capacity& capacity, int64_t buckets,
-                bool has_base, Device device) {
-  check_pad_token(tokens.pad_token, is_int64(tokens.draft_ids));
-  const int32_t ids = tokens.draft_ids.dtype;
-  int64_t out = kAny;
-  if (given) {
-    const Tensor& token_ids = results.t[Results::kTokenIds];
-    check(token_ids, "token_ids", Types::kAsIds, {kAny}, device, ids);
-    out = token_ids.sizes[0];
-  }
-  const int64_t value = resolve_capacity(capacity, tokens.batch, tokens.width, has_base, out);
-  if (given) {
-    results.check_given(tokens.batch, buckets, value, ids, device);
-  } else {
-    results.allocate(tokens.batch, buckets, value, ids, device);
-  }
-  return value;
-}
-
-template <bool given>
-void select_and_pack(StableIValue* stack, uint64_t, uint64_t) {
-  Reader in(stack);
-  RowOptions options;
-  BudgetOptions policy;
-  TokenOptions tokens;
-  Results results;
-  const Tensor confidence = in.tensor();
-  tokens.draft_ids = in.tensor(), tokens.bonus_ids = in.tensor(), tokens.seq_lens = in.tensor();
-  policy.budgets = in.tensor(), policy.costs = in.tensor();
-  options.read_ranked(in);
-  options.row_index = in.optional_tensor(), options.base_lens = in.optional_tensor();
-  options.num_reqs = in.optional_tensor();
-  tokens.block_table = in.optional_tensor();
-  tokens.block_size = in.integer();
-  const std::string score = in.word(), policy_name = in.word();
-  policy.read(in, true);
-  const bool log = in.boolean();
-  tokens.pad_token = in.integer();
-  const Capacity capacity = read_capacity(in);
-  if (given) results.read(in);
-
-  check_defined(confidence, "confidence");
-  const Device device = device_of(confidence);
-  tokens.check_drafts(options.row_index, device);
-  check(confidence, "confidence", Types::kFloats, {tokens.slots, tokens.width}, device);
-  const int64_t buckets = check_budgets(policy.budgets, device);
-  check_costs(policy.costs, policy.budgets, device);
-  options.check_all(tokens.batch, device);
-  check_paging(tokens.block_table, tokens.block_size, tokens.batch, device);
-  const bool shifted = is_shifted(score);
-  check_policy(policy_name);
-  policy.check_all(device);
-  const int64_t size = prepare(results, given, tokens, capacity, buckets, static_cast<bool>(options.base_lens), device);
-
-  cpu::select_and_pack(options.rows(tokens.batch, tokens.slots, tokens.width, size),
-                       {confidence.data, nullptr, float_type(confidence), log, shifted}, policy.tables(buckets),
-                       tokens.tokens(), results.packed(), results.decision());
-  if (!given) results.give(stack);
-}
-
-Tensor allocate(std::initializer_list<int64_t> dims, int32_t dtype, Device device) {
-  int64_t strides[2] = {dims.size() == 2 ? dims.begin()[1] : 1, 1};
-  AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(dims.size()), dims.begin(), strides,
-                                                         dtype, device.type, device.index, &handle));
-  return Tensor(handle);
-}
-
-void log_prefix_sum(StableIValue* stack, uint64_t, uint64_t) {
-  Reader in(stack);
-  RowOptions options;
-  const Tensor confidence = in.tensor();
-  options.row_index = in.optional_tensor();
-  const std::string score = in.word();
-  const Tensor calibration = in.optional_tensor();
-  const bool log = in.boolean();
-
-  check_defined(confidence, "confidence");
-  const Device device = device_of(confidence);
-  check(confidence, "confidence", Types::kFloats, {kAny, kAny}, device);
-  const int64_t slots = confidence.sizes[0], width = confidence.sizes[1];
-  check_draft_len("confidence", width);
-  check_optional(options.row_index, "row_index", kI32, {kAny}, device);
-  const int64_t batch = options.row_index ? options.row_index.sizes[0] : slots;
-  check_size_limits("confidence", batch, slots, width);
-  const bool shifted = is_shifted(score);
-  check_not_built(calibration, "calibration");
-
-  Tensor prefix = allocate({batch, width}, int32_dtype(), device);
-  cpu::log_prefix_sum(options.rows(batch, slots, width, kInt32Max),
-                      {confidence.data, nullptr, float_type(confidence), log, shifted}, prefix.as<int32_t>());
-  stack[0] = torch::stable::detail::from(prefix.release());
-}
-
-// What segmented_topk and bucket_argmax share.
-struct Ranked {
-  Tensor prefix;
-  RowOptions options;
-  BudgetOptions policy;
-  Capacity capacity;
-  int64_t batch = 0, width = 0, buckets = 0, size = 0;
-  Device device = {};
-
-  void read_rows(Reader& in) {
-    options.read_ranked(in);
-    options.base_lens = in.optional_tensor(), options.num_reqs = in.optional_tensor();
-  }
-
-  void check_all() {
-    check_defined(prefix, "prefix");
-    device = device_of(prefix);
-    check(prefix, "prefix", kI32, {kAny, kAny}, device);
-    batch = prefix.sizes[0], width = prefix.sizes[1];
-    check_draft_len("prefix", width);
-    check_size_limits("prefix", batch, batch, width);
-    buckets = check_budgets(policy.budgets, device);
-    if (policy.costs) check_costs(policy.costs, policy.budgets, device);
-    options.check_all(batch, device);
-    size = resolve_capacity(capacity, batch, width, static_cast<bool>(options.base_lens));
-  }
-
-  Rows rows() const { return options.rows(batch, batch, width, size); }
-  Scores scores() const { return {nullptr, prefix.as<int32_t>(), FloatType::kFloat32, false, false}; }
-};
-
-void segmented_topk(StableIValue* stack, uint64_t, uint64_t) {
-  Reader in(stack);
-  Ranked ranked;
-  ranked.prefix = in.tensor(), ranked.policy.budgets = in.tensor();
-  ranked.read_rows(in);
-  ranked.capacity = read_capacity(in);
-  ranked.check_all();
-  Tensor keep = allocate({ranked.buckets, ranked.batch}, int32_dtype(), ranked.device);
-  cpu::segmented_topk(ranked.rows(), ranked.scores(), ranked.policy.tables(ranked.buckets), keep.as<int32_t>());
-  stack[0] = torch::stable::detail::from(keep.release());
-}
-
-void bucket_argmax(StableIValue* stack, uint64_t, uint64_t) {
-  Reader in(stack);
-  Ranked ranked;
-  ranked.prefix = in.tensor(), ranked.policy.budgets = in.tensor(), ranked.policy.costs = in.tensor();
-  ranked.read_rows(in);
-  const std::string policy_name = in.word();
-  ranked.policy.read(in, false);
-  ranked.capacity = read_capacity(in);
-  ranked.check_all();
-  check_policy(policy_name);
-  ranked.policy.check_all(ranked.device);
-  Tensor decision = allocate({4}, int32_dtype(), ranked.device);
-  Tensor gains = allocate({ranked.buckets}, int64_dtype(), ranked.device);
-  cpu::bucket_argmax(ranked.rows(), ranked.scores(), ranked.policy.tables(ranked.buckets),
-                     {decision.as<int32_t>(), gains.as<int64_t>()});
-  stack[0] = torch::stable::detail::from(decision.release());
-  stack[1] = torch::stable::detail::from(gains.release());
-}
-
-void pack_prefixes(StableIValue* stack, uint64_t, uint64_t) {
-  Reader in(stack);
-  RowOptions options;
-  TokenOptions tokens;
-  Results results;
-  const Tensor keep_lens = in.tensor();
-  tokens.draft_ids = in.tensor(), tokens.bonus_ids = in.tensor(), tokens.seq_lens = in.tensor();
-  options.row_index = in.optional_tensor(), options.base_lens = in.optional_tensor();
-  options.num_reqs = in.optional_tensor();
-  tokens.block_table = in.optional_tensor();
-  tokens.block_size = in.integer(), tokens.pad_token = in.integer();
-  const Capacity capacity = read_capacity(in);
-
-  check_defined(tokens.draft_ids, "draft_ids");
-  const Device device = device_of(tokens.draft_ids);
-  tokens.check_drafts(options.row_index, device);
-  check(keep_lens, "keep_lens", kI32, {tokens.batch}, device);
-  options.check_all(tokens.batch, device);
-  check_paging(tokens.block_table, tokens.block_size, tokens.batch, device);
-  const int64_t size = prepare(results, false, tokens, capacity, 0, static_cast<bool>(options.base_lens), device);
-  cpu::pack_prefixes(options.rows(tokens.batch, tokens.slots, tokens.width, size), keep_lens.as<int32_t>(),
-                     tokens.tokens(), results.packed(), results.decision());
-  results.give(stack);
-}
-
-void bind(torch::stable::detail::StableLibrary& m) {
-  m.impl("select_and_pack", &select_and_pack<false>);
-  m.impl("select_and_pack.out", &select_and_pack<true>);
-  m.impl("log_prefix_sum", &log_prefix_sum);
-  m.impl("segmented_topk", &segmented_topk);
-  m.impl("bucket_argmax", &bucket_argmax);
-  m.impl("pack_prefixes", &pack_prefixes);
-}
 
 }  // namespace
-}  // namespace dcut::binding
 
-STABLE_TORCH_LIBRARY_IMPL(dcut, CPU, m) { dcut::binding::bind(m); }
-STABLE_TORCH_LIBRARY_IMPL(dcut_cpu, CPU, m) { dcut::binding::bind(m); }
+void bind_cpu(torch::stable::detail::StableLibrary& m) { bind<CpuKernels>(m); }
+
+}  // namespace dcut::binding

@@ -62,6 +62,19 @@ DCUT_HD uint32_t mul_high(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
 }
 
+// float16 and bfloat16 bits to float32 bits.
+DCUT_HD int32_t widen_half(uint32_t h) {
+  const uint32_t sign = (h & 0x8000u) << 16;
+  uint32_t exponent = h >> 10 & 0x1fu, fraction = h & 0x3ffu;
+  if (exponent == 0 && fraction == 0) return static_cast<int32_t>(sign);
+  if (exponent == 0x1f) return static_cast<int32_t>(sign | 0x7f800000u | fraction << 13);
+  if (exponent == 0) {
+    for (exponent = 1; fraction < 0x400u; --exponent) fraction <<= 1;  // wraps below 0, and back when it is widened
+  }
+  return static_cast<int32_t>(sign | ((exponent + 112u) << 23) | (fraction & 0x3ffu) << 13);
+}
+DCUT_HD int32_t widen_bfloat16(uint32_t b) { return static_cast<int32_t>(b << 16); }
+
 // -log2 of a positive finite float32 given by its bits, unclamped.
 DCUT_HD int32_t neg_log2(int32_t bits) {
   const int32_t y = static_cast<int32_t>((static_cast<uint32_t>(bits) << 9) ^ 0x80000000u);
@@ -103,17 +116,20 @@ DCUT_HD uint32_t key_of(int32_t prefix, int32_t w) {
   return static_cast<uint32_t>((prefix + w < kZero ? prefix + w : kZero) + kWeightSpan);
 }
 
-// The score of a key in units of 2^-30, rounded half up; weights above 1 give up to 2^38.
-DCUT_HD int64_t score_of(uint32_t key) {
-  const uint32_t f = key & (kUnit - 1), j = f >> 17, g = f & 0x1ffff, x = g << 15;
+// The score of a key in units of 2^-30, rounded half up; weights above 1 give up to 2^38.  t and s: the entries of the
+// tables for exp2_index(key).
+DCUT_HD uint32_t exp2_index(uint32_t key) { return key >> 17 & 7; }
+DCUT_HD int64_t score_of(uint32_t key, uint64_t t, uint32_t s) {
+  const uint32_t g = key & 0x1ffff, x = g << 15;
   uint32_t rho = 0;
   for (int k = 3; k >= 0; --k) rho = exp2_rho(k) - mul_high(x, rho);
   rho = mul_high(x, rho);
-  const uint64_t w = static_cast<uint64_t>(g) * exp2_s(j);
-  const uint64_t value = exp2_t(j) - w + (((w >> 17) * rho) >> 19);
+  const uint64_t w = static_cast<uint64_t>(g) * s;
+  const uint64_t value = t - w + (((w >> 17) * rho) >> 19);
   const uint32_t shift = 13 + (key >> 20);
   return shift > 63 ? 0 : static_cast<int64_t>(((value >> shift) + 1) >> 1);
 }
+DCUT_HD int64_t score_of(uint32_t key) { return score_of(key, exp2_t(exp2_index(key)), exp2_s(exp2_index(key))); }
 
 // Utility of a bucket; the one floating-point operation.
 DCUT_HD double utility(int64_t gain, float cost) { return static_cast<double>(gain) / static_cast<double>(cost); }
