@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from . import _bind, _fake, _reference_ops, _schema
+from ._check import Sizes
+from ._params import Plan
 
 _HERE = Path(__file__).parent
 _ISAS = ("portable", "avx2", "avx512")
@@ -162,15 +164,15 @@ def cpu_isa(name: str | None = None) -> str:
     return _ISAS[_compiled.dcut_cpu_isa()]
 
 
-def gpu_plan(
-    operation: int, batch: int, draft_len: int, buckets: int, shared_limit: int
-) -> tuple[int, int, int, int, int]:
-    """Launch shape of a GPU kernel: storage, blocks, threads, budgets at once, bytes of shared memory.
+def gpu_plan(operation: int, sizes: Sizes, shared_bytes: int, cluster: int) -> Plan:
+    """Launch shape of a GPU kernel, for callers that launch it on their own.
 
     ``operation``: 0 select_and_pack, 1 log_prefix_sum, 2 segmented_topk and bucket_argmax, 3 pack_prefixes.
+    ``shared_bytes``: that a block of the device can ask for.  ``cluster``: blocks of a cluster, 1 before sm_90.
     """
     if _compiled is None:
         raise RuntimeError(f"the compiled library is not loaded: {BUILD.get('reason')}")
-    shape = (ctypes.c_int32 * 5)()
-    _compiled.dcut_gpu_plan(operation, batch, draft_len, buckets, ctypes.c_uint32(shared_limit), shape)
-    return tuple(shape)  # type: ignore[return-value]
+    plan = Plan()
+    size = (sizes.batch, sizes.draft_len, sizes.buckets)
+    _compiled.dcut_gpu_plan(operation, *size, ctypes.c_uint32(shared_bytes), cluster, ctypes.byref(plan))
+    return plan

@@ -58,6 +58,16 @@ class Decision(ctypes.Structure):
     _fields_ = _fields("decision", "gains")
 
 
+class Plan(ctypes.Structure):
+    """The launch shape, of ``csrc/include/dcut/plan.h``: a kernel's last parameter."""
+
+    _fields_ = (
+        *_fields("storage", "blocks", "threads", "targets", type=_INT32),
+        ("shared_bytes", ctypes.c_uint32),
+        *_fields("log_width", "turns", type=_INT32),
+    )
+
+
 def _pointers(*tensors: Tensor | None) -> list[int | None]:
     return [None if t is None else t.data_ptr() for t in tensors]
 

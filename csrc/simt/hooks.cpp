@@ -10,11 +10,9 @@ bool instrumented() { return is_instrumented; }
 
 using dcut::simt::memory_access;
 
-#define DCUT_HOOK(bytes)                                                                                      \
-  void __tsan_read##bytes(void* p) { memory_access(p, bytes, false, __builtin_return_address(0)); }           \
-  void __tsan_write##bytes(void* p) { memory_access(p, bytes, true, __builtin_return_address(0)); }           \
-  void __tsan_unaligned_read##bytes(void* p) { memory_access(p, bytes, false, __builtin_return_address(0)); } \
-  void __tsan_unaligned_write##bytes(void* p) { memory_access(p, bytes, true, __builtin_return_address(0)); }
+#define DCUT_HOOK(bytes)                                                                            \
+  void __tsan_read##bytes(void* p) { memory_access(p, bytes, false, __builtin_return_address(0)); } \
+  void __tsan_write##bytes(void* p) { memory_access(p, bytes, true, __builtin_return_address(0)); }
 
 extern "C" {
 

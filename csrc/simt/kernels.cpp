@@ -17,9 +17,9 @@ Result go(const Device& device, const gpu::Plan& plan, void (*kernel)(Parameters
 
 Result select_and_pack(const Device& device, const Rows& rows, const Scores& scores, const Tables& tables,
                        const Tokens& tokens, const Packed& packed, const Decision& decision) {
-  const gpu::Plan plan = gpu::make_plan(rows.batch, rows.draft_len, tables.buckets, device.shared_limit);
+  const gpu::Plan plan = gpu::make_plan(rows.batch, rows.draft_len, tables.buckets, {device.shared_limit, device.cluster});
   const auto run = [&](auto* kernel) {
-    return go(device, plan, kernel, rows, scores, tables, tokens, packed, decision, plan.targets);
+    return go(device, plan, kernel, rows, scores, tables, tokens, packed, decision, plan);
   };
   switch (plan.storage) {
     case gpu::Storage::kHeld: return run(gpu::select_and_pack<gpu::Storage::kHeld>);
@@ -29,25 +29,26 @@ Result select_and_pack(const Device& device, const Rows& rows, const Scores& sco
 }
 
 Result log_prefix_sum(const Device& device, const Rows& rows, const Scores& scores, int32_t* prefix) {
-  return go(device, gpu::make_prefix_plan(rows.batch, rows.draft_len), gpu::log_prefix_sum, rows, scores, prefix);
+  const gpu::Plan plan = gpu::make_prefix_plan(rows.batch, rows.draft_len);
+  return go(device, plan, gpu::log_prefix_sum, rows, scores, prefix, plan);
 }
 
 Result segmented_topk(const Device& device, const Rows& rows, const Scores& scores, const Tables& tables,
                       int32_t* keep) {
   const gpu::Plan plan = gpu::make_part_plan(rows.batch, rows.draft_len, tables.buckets);
-  return go(device, plan, gpu::segmented_topk, rows, scores, tables, keep, plan.targets);
+  return go(device, plan, gpu::segmented_topk, rows, scores, tables, keep, plan);
 }
 
 Result bucket_argmax(const Device& device, const Rows& rows, const Scores& scores, const Tables& tables,
                      const Decision& decision) {
   const gpu::Plan plan = gpu::make_part_plan(rows.batch, rows.draft_len, tables.buckets);
-  return go(device, plan, gpu::bucket_argmax, rows, scores, tables, decision, plan.targets);
+  return go(device, plan, gpu::bucket_argmax, rows, scores, tables, decision, plan);
 }
 
 Result pack_prefixes(const Device& device, const Rows& rows, const int32_t* keep_lens, const Tokens& tokens,
                      const Packed& packed, const Decision& decision) {
   const gpu::Plan plan = gpu::make_pack_plan(rows.batch, rows.draft_len);
-  return go(device, plan, gpu::pack_prefixes, rows, keep_lens, tokens, packed, decision);
+  return go(device, plan, gpu::pack_prefixes, rows, keep_lens, tokens, packed, decision, plan);
 }
 
 }  // namespace dcut::simt

@@ -68,6 +68,7 @@ class Machine {
   bool on_own_stack(const void* address) const { return current->fiber.owns(address); }
 
   Thread* current = nullptr;
+  bool in_kernel = false;
   Shape shape;
   unsigned block = 0;
   std::optional<SharedMemory> shared;
@@ -112,6 +113,12 @@ class Machine {
 
   Racecheck racecheck_;
 } machine;
+
+// While the runtime works for a thread: the linker may have given it library code that is instrumented.
+struct Entered {
+  Entered() { machine.in_kernel = false; }
+  ~Entered() { machine.in_kernel = true; }
+};
 
 Result Machine::run(const Config& config, const Shape& launch, void (*invoke)(void*), void* call, size_t bytes) {
   if (launch.blocks < 1) return {"blocks: expected 1 or more, got 0", {}};
@@ -174,7 +181,9 @@ void Machine::run_block() {
 }
 
 void Machine::thread_main() {
+  machine.in_kernel = true;
   machine.invoke_(machine.call_);
+  machine.in_kernel = false;
   machine.exit_thread();
 }
 
@@ -348,15 +357,6 @@ std::string Machine::deadlock() const {
 
 }  // namespace
 
-bool Place::operator==(const Place& other) const {
-  return line == other.line && (file == other.file || std::strcmp(file, other.file) == 0);
-}
-
-std::string Place::text() const {
-  const char* slash = std::strrchr(file, '/');
-  return std::string(slash ? slash + 1 : file) + ":" + std::to_string(line);
-}
-
 Result run(const Config& config, const Shape& shape, void (*invoke)(void*), void* call, size_t bytes) {
   return machine.run(config, shape, invoke, call, bytes);
 }
@@ -367,17 +367,25 @@ Index block_size() { return {machine.shape.threads, 1, 1}; }
 Index grid_size() { return {machine.shape.blocks, 1, 1}; }
 void* dyn_shared() { return machine.shared->begin(); }
 
-int barrier(BarrierOp op, bool predicate, Place place) { return machine.barrier(op, predicate, place); }
+int barrier(BarrierOp op, bool predicate, Place place) {
+  const Entered entered;
+  return machine.barrier(op, predicate, place);
+}
 
 void collective(WarpOp op, unsigned mask, void* operand, size_t size, int argument, int width, Place place) {
+  const Entered entered;
   machine.current->part.call = {op, mask, size, argument, width, place};
   machine.collective(operand);
 }
 
-void atomic_access(const void* address, size_t size, Place place) { machine.atomic(address, size, place); }
+void atomic_access(const void* address, size_t size, Place place) {
+  const Entered entered;
+  machine.atomic(address, size, place);
+}
 
 void memory_access(const void* address, size_t size, bool write, const void* code) {
-  if (!machine.current || machine.on_own_stack(address)) return;
+  if (!machine.in_kernel || machine.on_own_stack(address)) return;
+  const Entered entered;
   machine.memory(address, size, write ? Kind::kWrite : Kind::kRead, machine.sites.of(code));
 }
 

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <cstring>
 #include <memory>
 
 namespace dcut::simt {
@@ -24,6 +25,15 @@ std::string look_up(const void* code) {
 }
 
 }  // namespace
+
+bool Place::operator==(const Place& other) const {
+  return line == other.line && (file == other.file || std::strcmp(file, other.file) == 0);
+}
+
+std::string Place::text() const {
+  const char* slash = std::strrchr(file, '/');
+  return std::string(slash ? slash + 1 : file) + ":" + std::to_string(line);
+}
 
 uint32_t Sites::of(const void* code) {
   const auto [found, added] = by_code_.try_emplace(code, static_cast<uint32_t>(sites_.size()));

@@ -25,15 +25,12 @@ DCUT_EXPORT void dcut_bind(const char* name, const char* key) {
   strcmp(key, "CUDA") == 0 ? dcut::binding::bind_cuda(*library) : dcut::binding::bind_cpu(*library);
 }
 
-// shape: storage, blocks, threads, targets, shared bytes; `operation`: 0 select_and_pack, 1 log_prefix_sum,
-// 2 segmented_topk and bucket_argmax, 3 pack_prefixes.
+// `operation`: 0 select_and_pack, 1 log_prefix_sum, 2 segmented_topk and bucket_argmax, 3 pack_prefixes.
 DCUT_EXPORT void dcut_gpu_plan(int32_t operation, int32_t batch, int32_t draft_len, int32_t buckets,
-                               uint32_t shared_limit, int32_t* shape) {
+                               uint32_t shared_bytes, int32_t cluster, dcut::gpu::Plan* plan) {
   using namespace dcut::gpu;
-  const Plan plan = operation == 0   ? make_plan(batch, draft_len, buckets, shared_limit)
-                    : operation == 1 ? make_prefix_plan(batch, draft_len)
-                    : operation == 2 ? make_part_plan(batch, draft_len, buckets)
-                                     : make_pack_plan(batch, draft_len);
-  shape[0] = static_cast<int32_t>(plan.storage), shape[1] = plan.blocks, shape[2] = plan.threads;
-  shape[3] = plan.targets, shape[4] = static_cast<int32_t>(plan.shared_bytes);
+  *plan = operation == 0   ? make_plan(batch, draft_len, buckets, {shared_bytes, cluster})
+          : operation == 1 ? make_prefix_plan(batch, draft_len)
+          : operation == 2 ? make_part_plan(batch, draft_len, buckets)
+                           : make_pack_plan(batch, draft_len);
 }

@@ -24,6 +24,7 @@ __device__ inline int64_t map_slot(const Tokens& t, int32_t row, int64_t positio
   int32_t block = static_cast<int32_t>(position) / t.block_size;
   if (position > kInt32Max) {
     block = 0;  // bit by bit: a 64-bit division costs registers everywhere for what hardly happens
+    DCUT_ROLLED
     for (int32_t bit = 1 << 30; bit > 0; bit >>= 1) {
       if ((int64_t{block} + bit) * size <= position) block += bit;
     }
@@ -32,12 +33,10 @@ __device__ inline int64_t map_slot(const Tokens& t, int32_t row, int64_t positio
   return id < 0 ? -1 : id * size + (position - block * size);
 }
 
-__device__ inline int64_t load_seq_len(const Tokens& t, int32_t i) { return load_id(t.seq_lens, i, t.seq_lens_64); }
-
 __device__ inline Entry load_entry(const Tokens& t, const Row& row, int32_t i, int32_t p) {
   Entry e;
   e.token = p == 0 ? load_id(t.bonus_ids, i, t.ids_64) : load_id(t.draft_ids, int64_t{row.offset} + p - 1, t.ids_64);
-  e.position = static_cast<int64_t>(static_cast<uint64_t>(load_seq_len(t, i)) + static_cast<uint64_t>(p));
+  e.position = static_cast<int64_t>(static_cast<uint64_t>(load_id(t.seq_lens, i, t.seq_lens_64)) + static_cast<uint64_t>(p));
   e.slot = map_slot(t, i, e.position);
   return e;
 }
@@ -83,6 +82,7 @@ struct Writer {
   }
 
   __device__ void clear(int32_t from, int32_t to, int32_t thread, int32_t threads) const {
+    DCUT_ROLLED
     for (int64_t at = int64_t{from} + thread; at < to && at < rows.capacity; at += threads) {
       put(static_cast<int32_t>(at), -1, {tokens.pad_token, 0, -1}, -1);
     }
@@ -94,15 +94,17 @@ struct Writer {
     packed.cu_seqlens[i + 1] = end;
   }
 
-  // The padding rows, the tails, and the first offset: shared by all threads of all blocks.
+  // The padding rows, the tails, and the first offset: by all threads of all blocks.
   __device__ void finish(int32_t active, int32_t total, int32_t verified) const {
     const int32_t threads = static_cast<int32_t>(gridDim.x * blockDim.x);
     const int32_t thread = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
     if (thread == 0) packed.cu_seqlens[0] = 0;
+    DCUT_ROLLED
     for (int32_t i = active + thread; i < rows.batch; i += threads) {
       packed.keep_lens[i] = 0, packed.kv_lens[i] = 0, packed.cu_seqlens[i + 1] = total;
     }
     clear(total, rows.capacity, thread, threads);
+    DCUT_ROLLED
     for (int64_t v = int64_t{verified} + thread; v < rows.capacity; v += threads) packed.logits_indices[v] = 0;
   }
 };
@@ -113,82 +115,96 @@ struct Depth {
   bool tie;
 };
 
-// Walks through the rows of a warp: calls visit(turn, i, row, depth) at the last turn of each group of rows.
+// Walks through the rows of a warp: calls visit(turn, row, depth) at the last turn of each of them.
 template <class RanksT, class Visit>
 __device__ inline void walk_depths(RanksT& ranks, uint32_t threshold, Visit visit) {
   int32_t below = 0;
   bool tie = false;
   ranks.walk([&](int32_t turn) {
     const uint32_t rank = ranks.get(turn);
-    const uint32_t less = __ballot_sync(kAllLanes, rank < threshold), equal = __ballot_sync(kAllLanes, rank == threshold);
-    if (ranks.lanes.position(turn) < 32) below = 0, tie = false;
-    below += __popc(ranks.lanes.row_bits(less)), tie |= ranks.lanes.row_bits(equal) != 0;
-    if (ranks.lanes.chunks == 2 && (turn & 1) == 0) return;
-    const int32_t i = ranks.lanes.row(turn);
-    const Row row = load_row(ranks.rows, ranks.scores.prefix, i, ranks.active);
-    visit(turn, i, row, Depth{row.floor + below, tie});
+    const uint32_t less = ranks.lanes.row_bits(__ballot_sync(kAllLanes, rank < threshold));
+    const uint32_t equal = ranks.lanes.row_bits(__ballot_sync(kAllLanes, rank == threshold));
+    const bool again = ranks.lanes.position(turn) >= 32;
+    below = __popc(less) + (again ? below : 0), tie = equal != 0 || (again && tie);
+    if (ranks.lanes.chunks == 1 || (turn & 1) == 1) {
+      const Row row = ranks.row(turn);
+      visit(turn, row, Depth{row.floor + below, tie});
+    }
   });
 }
 
 // Tokens of a row, in the form of Place.
-__device__ inline uint32_t verified_of(const Depth& depth, bool active) {
-  return active ? static_cast<uint32_t>(depth.kept + 1) | static_cast<uint32_t>(depth.tie) << kVerifiedBits : 0;
+__device__ inline uint32_t verified_of(const Row& row, const Depth& depth) {
+  return row.base > 0 ? static_cast<uint32_t>(depth.kept + 1) | static_cast<uint32_t>(depth.tie) << kVerifiedBits : 0;
 }
 __device__ inline uint32_t extra_of(const Row& row) { return row.base > 1 ? static_cast<uint32_t>(row.base - 1) : 0; }
 
-// Exclusive sums over the rows that a warp walks through together; afterwards `place` is that of the next group.
+// Exclusive sums over the rows that a warp walks through together; afterwards `place` is that of the next ones.
 __device__ inline Place advance(Place& place, uint32_t verified, uint32_t extra, const Lanes& lanes, bool has_base) {
   Place before = place;
   uint32_t v = verified, e = extra;
-  if (lanes.width < 32) {
-    for (int o = lanes.width; o < 32; o <<= 1) {
-      const uint32_t v_left = __shfl_up_sync(kAllLanes, v, o), e_left = has_base ? __shfl_up_sync(kAllLanes, e, o) : 0;
-      if (lane() >= o) v += v_left, e = saturating_add(e, e_left);
-    }
-    const uint32_t v_left = __shfl_up_sync(kAllLanes, v, lanes.width);
-    const uint32_t e_left = has_base ? __shfl_up_sync(kAllLanes, e, lanes.width) : 0;
-    if (lane() >= lanes.width) before.add(v_left, e_left);
+  DCUT_ROLLED
+  for (int o = lanes.log_width; o < 5; ++o) {
+    const uint32_t v_left = __shfl_up_sync(kAllLanes, v, 1u << o);
+    const uint32_t e_left = has_base ? __shfl_up_sync(kAllLanes, e, 1u << o) : 0;
+    if (lane() >= 1 << o) v += v_left, e = saturating_add(e, e_left);
   }
   place.add(__shfl_sync(kAllLanes, v, 31), has_base ? __shfl_sync(kAllLanes, e, 31) : 0);
+  const int32_t width = 1 << lanes.log_width, left = lane() >= width ? lane() - width : 0;
+  v = __shfl_sync(kAllLanes, v, left), e = has_base ? __shfl_sync(kAllLanes, e, left) : 0;
+  if (lane() >= width) before.add(v, e);
   return before;
 }
 
-// Packs all rows and returns the total.  walk(visit) must go through the rows as walk_depths does; `ties`: how many of the tied rows keep one
-// more draft; `entries`: of this thread's turns, with Storage::kHeld.
+// Sums of `mine` over the warps of all blocks before this one, and over all.
+struct Places {
+  Place here, all;
+
+  __device__ Places(const Place& mine, const Group& group, Fixed& fixed, bool has_base) {
+    const uint32_t verified = warp_sum(mine.verified), extra = has_base ? saturating_sum(mine.extra) : 0;
+    if (lane() == 0) fixed.verified[warp()] = verified, fixed.extra[warp()] = extra;
+    group.sync();
+    here = {0, 0}, all = {0, 0};
+    for (uint32_t b = 0; b < group.size; ++b) {
+      Place part = {0, 0};
+      if (lane() < warps()) part.verified = *in_block(fixed.verified + lane(), b);
+      if (lane() < warps() && has_base) part.extra = *in_block(fixed.extra + lane(), b);
+      if (b < group.rank || (b == group.rank && lane() < warp())) here.add(part.verified, part.extra);
+      all.add(part.verified, part.extra);
+    }
+    here = {warp_sum(here.verified), has_base ? saturating_sum(here.extra) : 0};
+    all = {warp_sum(all.verified), has_base ? saturating_sum(all.extra) : 0};
+  }
+};
+
+// Packs all rows and returns the total.  walk(visit) must go through the rows as walk_depths does; `ties`: how many of
+// the tied rows keep one more draft; `held`: the entry of this thread, with Storage::kHeld.
 template <Storage kStorage, class Walk>
-__device__ inline int32_t pack(const Writer& out, const Lanes& lanes, int32_t active, uint32_t ties, Fixed& fixed,
-                            const Entry* entries, Walk walk) {
+__device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Group& group, int32_t active, uint32_t ties,
+                               Fixed& fixed, const Entry& held, Walk walk) {
   const bool has_base = out.rows.base_lens != nullptr;
   Place mine = {0, 0};
-  walk([&](int32_t, int32_t i, const Row& row, const Depth& depth) {
-    if (lanes.column == 0) mine.add(verified_of(depth, i < active), extra_of(row));
+  walk([&](int32_t, const Row& row, const Depth& depth) {
+    if (lanes.column == 0) mine.add(verified_of(row, depth), extra_of(row));
   });
-  mine = {warp_sum(mine.verified), has_base ? saturating_sum(mine.extra) : 0};
-  if (lane() == 0) fixed.verified[warp()] = mine.verified, fixed.extra[warp()] = mine.extra;
-  __syncthreads();
-  const bool exists = lane() < warps(), earlier = lane() < warp();
-  const uint32_t v = exists ? fixed.verified[lane()] : 0, e = exists && has_base ? fixed.extra[lane()] : 0;
-  Place place = {warp_sum(earlier ? v : 0), has_base ? saturating_sum(earlier ? e : 0) : 0};
-  const Place all = {warp_sum(v), has_base ? saturating_sum(e) : 0};
-
-  walk([&](int32_t turn, int32_t i, const Row& row, const Depth& depth) {
-    const Place here = advance(place, verified_of(depth, i < active), extra_of(row), lanes, has_base);
-    if (i >= active || (turn >> (lanes.chunks - 1)) % gridDim.x != blockIdx.x) return;
-    const int32_t kept = depth.kept + (depth.tie && here.ties() < ties);
+  Places places(mine, group, fixed, has_base);
+  walk([&](int32_t turn, const Row& row, const Depth& depth) {
+    const Place here = advance(places.here, verified_of(row, depth), extra_of(row), lanes, has_base);
+    if (row.base == 0) return;
+    const int32_t i = lanes.row(turn), kept = depth.kept + (depth.tie && here.ties() < ties);
     const int32_t offset = here.offset(ties), first = add_tokens(offset, row.base - 1), verified = here.index(ties);
-    if (lanes.column == 0) out.row_lens(i, kept, load_seq_len(out.tokens, i), add_tokens(first, kept + 1));
+    DCUT_ROLLED
     for (int32_t p = lanes.column; p <= kept; p += 32) {
       const int32_t at = add_tokens(first, p);
-      Entry entry;
-      if constexpr (kStorage == Storage::kHeld) entry = entries[turn];
-      if constexpr (kStorage != Storage::kHeld) entry = load_entry(out.tokens, row, i, p);
+      const Entry entry = kStorage == Storage::kHeld ? held : load_entry(out.tokens, row, i, p);
+      if (p == 0) out.row_lens(i, kept, entry.position, add_tokens(first, kept + 1));
       out.put(at, i, entry, p == 0 ? -1 : row.offset + p - 1);
       if (verified + p < out.rows.capacity) out.packed.logits_indices[verified + p] = at < out.rows.capacity ? at : 0;
     }
-    if (out.packed.fill_gaps && row.base > 1) out.clear(offset, first, lanes.column, lanes.width);
+    if (out.packed.fill_gaps && row.base > 1) out.clear(offset, first, lanes.column, 1 << lanes.log_width);
   });
-  out.finish(active, all.offset(ties), all.index(ties));
-  return all.offset(ties);
+  out.finish(active, places.all.offset(ties), places.all.index(ties));
+  return places.all.offset(ties);
 }
 
 }  // namespace dcut::gpu

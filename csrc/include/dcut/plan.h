@@ -1,5 +1,4 @@
-// The launch shape: one block decides; where packing is the larger part, more blocks repeat the decision and pack a
-// share of the rows each.
+// The launch shape.  One block decides and packs; from sm_90 on, a cluster of blocks shares the rows of a large batch.
 #pragma once
 
 #include "order.h"
@@ -7,35 +6,35 @@
 
 namespace dcut::gpu {
 
-constexpr int32_t kMaxBatch = 4096;        // requests of one launch
-constexpr int32_t kMaxDrafts = 1 << 16;    // batch * draft_len of one launch
+constexpr int32_t kMaxBatch = 4096;      // requests of one launch
+constexpr int32_t kMaxDrafts = 1 << 16;  // batch * draft_len of one launch
 constexpr int32_t kMaxThreads = 1024;
-constexpr int32_t kHeldTurns = 2;          // turns whose keys a thread can hold in registers
-constexpr int32_t kFirstBits = 10;         // leading key bits that are counted first, by all budgets together
-constexpr int32_t kDigitBits = 8;          // and then per budget
+constexpr int32_t kMaxCluster = 8;
 constexpr uint32_t kPlainShared = 48 * 1024;  // what a block gets without asking
 
-enum class Storage : int32_t { kHeld, kShared, kReread };  // where keys stay between the stages
+// Where ranks stay between the stages: in registers, one a thread; in shared memory; nowhere.
+enum class Storage : int32_t { kHeld, kShared, kReread };
 
+// A row lies on 2^log_width lanes.  A warp walks through consecutive rows in `turns`.
 struct Plan {
   Storage storage;
   int32_t blocks, threads;
-  int32_t targets;        // budgets that are searched at once
+  int32_t targets;  // budgets that are searched at once
   uint32_t shared_bytes;
+  int32_t log_width, turns;
 };
 
-// Lanes of a row: the power of two that holds D + 1 positions, 32 at most.
-DCUT_HD int32_t log2_lanes(int32_t draft_len) {
-  int32_t log = 0;
-  while (log < 5 && (1 << log) <= draft_len) ++log;
-  return log;
-}
+// What a device offers.
+struct Limits {
+  uint32_t shared_bytes;  // that a block can ask for
+  int32_t cluster;        // blocks; 1 before sm_90
+};
 
-// Counts of digits lie in 32 runs, one per lane, with a gap after each: no two lanes meet in a bank.
-constexpr int32_t kFirstRun = 1 << (kFirstBits - 5), kDigitRun = 1 << (kDigitBits - 5);
-constexpr int32_t kFirstSize = 32 * (kFirstRun + 1), kDigitSize = 32 * (kDigitRun + 1);
+// Ranks are searched in digits of 9 bits.  Counts of a digit lie in 32 runs, one per lane, with a gap after each: no
+// two lanes meet in a bank.
+constexpr int32_t kDigitBits = 9, kRun = 1 << (kDigitBits - 5), kDigitSize = 32 * (kRun + 1);
 
-// What the budgets of one search share.
+// One budget in search of its threshold.
 struct Target {
   uint32_t at;         // leading bits of the threshold found so far
   uint32_t need;       // drafts to keep among those that share these bits
@@ -49,83 +48,97 @@ struct Choice {
   int32_t bucket, total, padded;
 };
 
+// Sums over all rows, next to the counts of the leading digit.
+struct Tally {
+  uint32_t first[kDigitSize];
+  uint32_t base_low, base_high, floors, candidates;  // base in 16-bit halves
+};
+
 struct Fixed {
   uint64_t exp2_t[8];  // copies of the tables in order.h
-  uint32_t exp2_s[8];
-  uint32_t first[kFirstSize];
+  Tally own, all;      // of this block, and of the cluster
+  Choice choice;
   int32_t budgets[kMaxBuckets];
   float costs[kMaxBuckets];
-  uint32_t base_low, base_high, floors, candidates;  // sums over rows; base in 16-bit halves
-  Choice choice;
+  uint32_t exp2_s[8];
   uint32_t verified[32], extra[32];  // by warp
 };
 
 // Byte offsets into the shared memory of a block.
 struct Shared {
-  uint32_t counts, partial, gains, target, keys, end;
+  uint32_t partial, gains, target, counts, sums, keys, end;
 };
 
-DCUT_HD Shared shared_layout(int32_t targets, int32_t keys) {
+// `blocks` > 1: counts of two levels, so that others can still read the last one, and their sums.
+DCUT_HD Shared shared_layout(int32_t targets, int32_t keys, int32_t blocks) {
+  const uint32_t n = static_cast<uint32_t>(targets), counts = n * kDigitSize * 4;
   Shared s = {};
   s.partial = (static_cast<uint32_t>(sizeof(Fixed)) + 15) / 16 * 16;
-  s.gains = s.partial + static_cast<uint32_t>(targets) * 32 * 8;
-  s.target = s.gains + static_cast<uint32_t>(targets) * 8;
-  s.counts = s.target + static_cast<uint32_t>(targets) * static_cast<uint32_t>(sizeof(Target));
-  s.keys = (s.counts + static_cast<uint32_t>(targets) * kDigitSize * 4 + 15) / 16 * 16;
+  s.gains = s.partial + n * 32 * 8;
+  s.target = s.gains + (n + 1) / 2 * 2 * 8;
+  s.counts = s.target + n * static_cast<uint32_t>(sizeof(Target));
+  s.sums = s.counts + (blocks > 1 ? 2 * counts : 0);
+  s.keys = s.sums + counts;
   s.end = s.keys + (static_cast<uint32_t>(keys) * 4 + 15) / 16 * 16;
   return s;
 }
 
-// As many budgets at once as fit beside the keys in what a block gets without asking, 6 at least.
-DCUT_HD int32_t fitting_targets(int32_t buckets, int32_t keys) {
-  const uint32_t one = shared_layout(1, 0).end - shared_layout(0, 0).end, fixed = shared_layout(0, keys).end + 32;
-  const int32_t room = fixed < kPlainShared ? static_cast<int32_t>((kPlainShared - fixed) / one) : 0;
-  return clamp(buckets + 1, 1, clamp(room, 6, 24));
+// As many budgets at once as fit beside the keys in what a block gets without asking, 5 at least.
+DCUT_HD int32_t fitting_targets(int32_t buckets, int32_t keys, int32_t blocks) {
+  int32_t targets = clamp(buckets + 1, 1, 16);
+  while (targets > 5 && shared_layout(targets, keys, blocks).end > kPlainShared) --targets;
+  return targets;
 }
 
-// Threads for all rows, and the blocks among which packing is split.
-DCUT_HD Plan make_shape(int32_t batch, int32_t draft_len) {
+DCUT_HD int32_t log2_width(int32_t draft_len) {
+  int32_t log = 0;
+  while (log < 5 && (1 << log) <= draft_len) ++log;
+  return log;
+}
+
+// Threads and turns for all rows on a number of blocks.
+DCUT_HD Plan make_shape(int32_t batch, int32_t draft_len, int32_t blocks) {
   Plan plan = {};
-  const int32_t lanes = batch << log2_lanes(draft_len);
+  plan.blocks = blocks;
+  plan.log_width = log2_width(draft_len);
+  const int32_t lanes = (batch << plan.log_width) / blocks;
   plan.threads = clamp((lanes + 31) / 32 * 32, 64, kMaxThreads);
-  plan.blocks = clamp(batch * (draft_len + 1) / 2048, 1, 16);
+  const int32_t rows_a_turn = (plan.threads >> plan.log_width) * blocks;
+  plan.turns = (batch + rows_a_turn - 1) / rows_a_turn * (draft_len > 31 ? 2 : 1);
   return plan;
 }
 
-// Of select_and_pack; `shared_limit`: bytes of shared memory that a block of the device can ask for.
-DCUT_HD Plan make_plan(int32_t batch, int32_t draft_len, int32_t buckets, uint32_t shared_limit) {
-  Plan plan = make_shape(batch, draft_len);
-  const int32_t rows_a_turn = plan.threads >> log2_lanes(draft_len);
-  const bool held = draft_len > 0 && draft_len < 32 && batch <= kHeldTurns * rows_a_turn;
-  const int32_t keys = held ? 0 : batch * draft_len;
+// Of select_and_pack.
+DCUT_HD Plan make_plan(int32_t batch, int32_t draft_len, int32_t buckets, Limits limits) {
+  int32_t blocks = 1;
+  while (blocks < limits.cluster && (batch << log2_width(draft_len)) > blocks * kMaxThreads) blocks *= 2;
+  Plan plan = make_shape(batch, draft_len, blocks);
+  const bool held = blocks == 1 && plan.turns == 1 && draft_len < 32;
+  const int32_t rows_a_block = (plan.threads >> plan.log_width) * (draft_len > 31 ? plan.turns / 2 : plan.turns);
+  const int32_t keys = held ? 0 : rows_a_block * draft_len;
   plan.storage = held ? Storage::kHeld : Storage::kShared;
-  plan.targets = fitting_targets(buckets, keys);
-  plan.shared_bytes = shared_layout(plan.targets, keys).end;
-  if (plan.shared_bytes > shared_limit) {
-    plan.storage = Storage::kReread;
-    plan.targets = fitting_targets(buckets, 0);
-    plan.shared_bytes = shared_layout(plan.targets, 0).end;
-  }
+  plan.targets = fitting_targets(buckets, keys, blocks);
+  plan.shared_bytes = shared_layout(plan.targets, keys, blocks).end;
+  if (plan.shared_bytes <= limits.shared_bytes) return plan;
+  plan = make_shape(batch, draft_len, 1);
+  plan.storage = Storage::kReread;
+  plan.targets = fitting_targets(buckets, 0, 1);
+  plan.shared_bytes = shared_layout(plan.targets, 0, 1).end;
   return plan;
 }
 
 // Of segmented_topk and bucket_argmax.
 DCUT_HD Plan make_part_plan(int32_t batch, int32_t draft_len, int32_t buckets) {
-  Plan plan = make_plan(batch, draft_len, buckets, 0);
-  plan.blocks = 1;
-  return plan;
+  return make_plan(batch, draft_len, buckets, {0, 1});
 }
 
 DCUT_HD Plan make_prefix_plan(int32_t batch, int32_t draft_len) {
-  Plan plan = make_shape(batch, draft_len);
-  plan.threads = 128;
-  plan.blocks = ((batch << log2_lanes(draft_len)) + plan.threads - 1) / plan.threads;
-  if (plan.blocks == 0) plan.blocks = 1;
-  return plan;
+  const int32_t blocks = clamp((batch << log2_width(draft_len)) / 256, 1, 256);
+  return make_shape(batch, draft_len, blocks);
 }
 
 DCUT_HD Plan make_pack_plan(int32_t batch, int32_t draft_len) {
-  Plan plan = make_shape(batch, draft_len);
+  Plan plan = make_shape(batch, draft_len, 1);
   plan.shared_bytes = static_cast<uint32_t>(sizeof(Fixed));
   return plan;
 }

@@ -1,4 +1,4 @@
-// From confidences to the ranks of draft positions: rows, prefix sums, keys, and where the keys stay.
+// From confidences to the ranks of draft positions: rows, prefix sums, keys, and where the ranks stay.
 #pragma once
 
 #include "warp.cuh"
@@ -34,29 +34,33 @@ __device__ inline Row load_row(const Rows& rows, const int32_t* prefix, int32_t 
   return row;
 }
 
-__device__ inline int32_t q_of_bits(int32_t bits, bool log) {
-  return log ? q_of_log_confidence(bits) : q_of_confidence(bits);
+__device__ inline uint32_t q_of_bits(int32_t bits, bool log) {
+  return static_cast<uint32_t>(log ? q_of_log_confidence(bits) : q_of_confidence(bits));
 }
 
 // The q of one draft, or its given prefix sum.
-__device__ inline int32_t load_q(const Scores& scores, int64_t at) {
-  if (scores.prefix) return clamp(__ldg(scores.prefix + at), 0, kQMax);
+__device__ inline uint32_t load_q(const Scores& scores, int32_t at) {
+  if (scores.prefix) return static_cast<uint32_t>(clamp(__ldg(scores.prefix + at), 0, kQMax));
+  int32_t bits;
   if (scores.type == FloatType::kFloat32) {
-    return q_of_bits(__ldg(static_cast<const int32_t*>(scores.confidence) + at), scores.log);
+    bits = __ldg(static_cast<const int32_t*>(scores.confidence) + at);
+  } else {
+    const uint32_t half = __ldg(static_cast<const uint16_t*>(scores.confidence) + at);
+    bits = scores.type == FloatType::kFloat16 ? widen_half(half) : widen_bfloat16(half);
   }
-  const uint32_t half = __ldg(static_cast<const uint16_t*>(scores.confidence) + at);
-  return q_of_bits(scores.type == FloatType::kFloat16 ? widen_half(half) : widen_bfloat16(half), scores.log);
+  return q_of_bits(bits, scores.log);
 }
 
-// The prefix sum at this lane's position, from the q of every lane; `carry` is the sum before the chunk, then after it.
-__device__ inline int32_t prefix_sum(int32_t q, const Scores& scores, const Lanes& lanes, int32_t& carry) {
-  int32_t sum;
-  if (scores.prefix) {
-    sum = max(static_cast<int32_t>(segment_max(static_cast<uint32_t>(q), lanes.column, lanes.width)), carry);
-  } else {  // 32 values below 2^26 do not overflow
-    sum = static_cast<int32_t>(segment_scan(static_cast<uint32_t>(q), lanes.column, lanes.width));
-    sum = add_prefix(min(sum, kQMax), carry);
+// The prefix sum at this lane's position, from the q of every lane, or the running maximum of given prefix sums.
+// `carry`: the sum before the chunk, then after it.
+__device__ inline int32_t prefix_sum(uint32_t q, const Scores& scores, const Lanes& lanes, int32_t& carry) {
+  DCUT_UNROLL
+  for (int o = 1; o < 32; o <<= 1) {  // 32 values below 2^26 do not overflow
+    const uint32_t left = __shfl_up_sync(kAllLanes, q, o);
+    if (lanes.column >= o) q = scores.prefix ? max(q, left) : q + left;
   }
+  int32_t sum = static_cast<int32_t>(min(q, static_cast<uint32_t>(kQMax)));
+  sum = scores.prefix ? max(sum, carry) : add_prefix(sum, carry);
   const int32_t before = carry;
   if (lanes.chunks > 1) carry = __shfl_sync(kAllLanes, sum, 31);
   if (!scores.shifted) return sum;
@@ -73,80 +77,94 @@ __device__ inline uint32_t rank_of(uint32_t key, const Row& row, int32_t positio
 // The ranks of a warp's positions, turn by turn.
 template <Storage kStorage>
 struct Ranks {
+  static constexpr bool kHolds = kStorage == Storage::kHeld;
+
   const Rows& rows;
   const Scores& scores;
   const Lanes& lanes;
-  uint32_t* shared;  // [batch, draft_len], with Storage::kShared
+  uint32_t* shared;  // [rows of the block, draft_len], with Storage::kShared
   int32_t active;
   int32_t carry = 0;
-  uint32_t held[kStorage == Storage::kHeld ? kHeldTurns : 1];
+  Row held_row = {};
+  uint32_t held_rank = kNoKey;
 
   __device__ Ranks(const Rows& r, const Scores& s, const Lanes& l, uint32_t* memory)
-      : rows(r), scores(s), lanes(l), shared(memory), active(active_rows(r)) {}
+      : rows(r), scores(s), lanes(l), shared(memory), active(active_rows(r)) {
+    if constexpr (kHolds) held_row = load_row(rows, scores.prefix, lanes.row(0), active);
+  }
 
   // Calls visit(turn) for every turn of the warp.
   template <class Visit>
   __device__ void walk(Visit visit) const {
-    if constexpr (kStorage == Storage::kHeld) {
-#pragma unroll
-      for (int32_t turn = 0; turn < kHeldTurns; ++turn) {
-        if (turn < lanes.turns) visit(turn);
-      }
+    if constexpr (kHolds) {
+      visit(0);
     } else {
+      DCUT_ROLLED
       for (int32_t turn = 0; turn < lanes.turns; ++turn) visit(turn);
     }
+  }
+
+  __device__ Row row(int32_t turn) const {
+    if constexpr (kHolds) return held_row;
+    return load_row(rows, scores.prefix, lanes.row(turn), active);
   }
 
   // The key at this lane's position, from the tables.  Turns of one row must come in order.
   __device__ uint32_t key(int32_t turn, const Row& row) {
     const int32_t p = lanes.position(turn);
-    const bool exists = p > 0 && p <= row.drafts;
-    int32_t q = 0;
-    if (exists) q = staged() ? static_cast<int32_t>(shared[row.offset + p - 1]) : load_q(scores, row.offset + p - 1);
+    uint32_t q = 0;
+    if (p > 0 && p <= row.drafts) q = staged() ? *place(turn) : load_q(scores, row.offset + p - 1);
     if (p < 32) carry = 0;
     return key_of(prefix_sum(q, scores, lanes, carry), row.w);
   }
 
+  __device__ bool has_place(int32_t turn) const {
+    const int32_t p = lanes.position(turn);
+    return lanes.row(turn) < rows.batch && p > 0 && p <= rows.draft_len;
+  }
+  __device__ uint32_t* place(int32_t turn) const {
+    return shared + (lanes.row(turn) - lanes.block_row) * rows.draft_len + lanes.position(turn) - 1;
+  }
+
   __device__ void put(int32_t turn, uint32_t rank) {
-    if constexpr (kStorage == Storage::kHeld) held[turn] = rank;
+    if constexpr (kHolds) held_rank = rank;
     if constexpr (kStorage == Storage::kShared) {
-      const int32_t i = lanes.row(turn), p = lanes.position(turn);
-      if (i < rows.batch && p > 0 && p <= rows.draft_len) shared[i * rows.draft_len + p - 1] = rank;
+      if (has_place(turn)) *place(turn) = rank;
     }
   }
 
   __device__ uint32_t get(int32_t turn) {
-    const int32_t i = lanes.row(turn), p = lanes.position(turn);
-    if constexpr (kStorage == Storage::kHeld) return held[turn];
-    if constexpr (kStorage == Storage::kShared) {
-      return i < rows.batch && p > 0 && p <= rows.draft_len ? shared[i * rows.draft_len + p - 1] : kNoKey;
-    }
-    const Row row = load_row(rows, scores.prefix, i, active);
-    return rank_of(key(turn, row), row, p);
+    if constexpr (kHolds) return held_rank;
+    if constexpr (kStorage == Storage::kShared) return has_place(turn) ? *place(turn) : kNoKey;
+    const Row from = row(turn);
+    return rank_of(key(turn, from), from, lanes.position(turn));
   }
 
   // Whether the rows lie in order in one aligned table of float32, to be read in 16-byte loads.
   __device__ bool staged() const {
     if constexpr (kStorage != Storage::kShared) return false;
-    return !rows.row_index && scores.confidence && scores.type == FloatType::kFloat32 &&
+    return !rows.row_index && scores.type == FloatType::kFloat32 &&
            reinterpret_cast<uintptr_t>(scores.confidence) % 16 == 0;
   }
 
-  // Puts the q of every draft where its rank will be; a barrier must follow.
+  // Puts the q of every draft of the block where its rank will be; a barrier must follow.
   __device__ void stage() {
     if (!staged()) return;
-    const int32_t drafts = active * rows.draft_len, step = static_cast<int32_t>(blockDim.x) * 4;
-    const int32_t* source = static_cast<const int32_t*>(scores.confidence);
-    for (int32_t at = static_cast<int32_t>(threadIdx.x) * 4; at < drafts; at += step) {
+    const int32_t* source = static_cast<const int32_t*>(scores.confidence) + lanes.block_row * rows.draft_len;
+    const int32_t rows_a_block = (lanes.chunks == 1 ? lanes.turns : lanes.turns >> 1) * lanes.stride * warps();
+    const int32_t drafts = min(active - lanes.block_row, rows_a_block) * rows.draft_len;
+    DCUT_ROLLED
+    for (int32_t at = static_cast<int32_t>(threadIdx.x) * 4; at < drafts; at += static_cast<int32_t>(blockDim.x) * 4) {
+      int4 bits = {0, 0, 0, 0};
       if (at + 4 <= drafts) {
-        const int4 bits = __ldg(reinterpret_cast<const int4*>(source + at));
-        uint4 q;
-        q.x = static_cast<uint32_t>(q_of_bits(bits.x, scores.log)), q.y = static_cast<uint32_t>(q_of_bits(bits.y, scores.log));
-        q.z = static_cast<uint32_t>(q_of_bits(bits.z, scores.log)), q.w = static_cast<uint32_t>(q_of_bits(bits.w, scores.log));
-        *reinterpret_cast<uint4*>(shared + at) = q;
-      } else {
-        for (int32_t j = at; j < drafts; ++j) shared[j] = static_cast<uint32_t>(q_of_bits(__ldg(source + j), scores.log));
+        bits = __ldg(reinterpret_cast<const int4*>(source + at));
+      } else {  // the last one to three
+        bits.x = __ldg(source + at);
+        if (at + 1 < drafts) bits.y = __ldg(source + at + 1);
+        if (at + 2 < drafts) bits.z = __ldg(source + at + 2);
       }
+      *reinterpret_cast<uint4*>(shared + at) = {q_of_bits(bits.x, scores.log), q_of_bits(bits.y, scores.log),
+                                                q_of_bits(bits.z, scores.log), q_of_bits(bits.w, scores.log)};
     }
   }
 };

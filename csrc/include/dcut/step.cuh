@@ -11,32 +11,48 @@ struct Block {
   Fixed& fixed;
   int64_t *partial, *gains;  // [targets, 32], [targets]
   Target* targets;           // [targets]
-  uint32_t *counts, *keys;   // [targets, kDigitSize], [batch, draft_len] with Storage::kShared
-  int32_t at_once;           // targets
+  Counts counts;
+  uint32_t* keys;  // [rows of the block, draft_len] with Storage::kShared
+  int32_t at_once;
 
-  __device__ Block(unsigned char* memory, int32_t targets_at_once, const Shared& s)
-      : fixed(*reinterpret_cast<Fixed*>(memory)),
-        partial(reinterpret_cast<int64_t*>(memory + s.partial)),
-        gains(reinterpret_cast<int64_t*>(memory + s.gains)),
-        targets(reinterpret_cast<Target*>(memory + s.target)),
-        counts(reinterpret_cast<uint32_t*>(memory + s.counts)),
-        keys(reinterpret_cast<uint32_t*>(memory + s.keys)),
-        at_once(targets_at_once) {}
+  __device__ Block(unsigned char* memory, const Plan& plan, const Group& group)
+      : Block(memory, plan, group, shared_layout(plan.targets, 0, static_cast<int32_t>(group.size))) {}
 
-  // A barrier must follow.
-  __device__ void clear(int32_t buckets) const {
-    const int32_t thread = static_cast<int32_t>(threadIdx.x), threads = static_cast<int32_t>(blockDim.x);
-    for (int32_t j = thread; j < kFirstSize; j += threads) fixed.first[j] = 0;
-    for (int32_t j = thread; j < min(at_once, buckets + 1) * kDigitSize; j += threads) counts[j] = 0;
+  // All counts and sums to zero; a barrier must follow.
+  __device__ void clear() const {
+    const int32_t thread = static_cast<int32_t>(threadIdx.x);
+    uint32_t* sums = fixed.own.first;
+    DCUT_ROLLED
+    for (int32_t j = thread; j < static_cast<int32_t>(sizeof(Tally) / 4); j += static_cast<int32_t>(blockDim.x)) {
+      sums[j] = 0;
+    }
+    clear_counts();
     if (thread < 8) {
       fixed.exp2_t[thread] = exp2_t(static_cast<uint32_t>(thread));
       fixed.exp2_s[thread] = exp2_s(static_cast<uint32_t>(thread));
     }
-    if (thread == 0) {
-      fixed.base_low = fixed.base_high = fixed.floors = fixed.candidates = 0;
-      fixed.choice = {-1.0, 0, 0, -1, 0, 0};
+    if (thread == 0) fixed.choice = {-1.0, 0, 0, -1, 0, 0};
+  }
+
+  __device__ void clear_counts() const {
+    const int32_t turns = counts.stride > 0 ? 2 : 1;
+    DCUT_ROLLED
+    for (int32_t j = static_cast<int32_t>(threadIdx.x); j < turns * at_once * kDigitSize;
+         j += static_cast<int32_t>(blockDim.x)) {
+      counts.own[j] = 0;
     }
   }
+
+ private:
+  __device__ Block(unsigned char* memory, const Plan& plan, const Group& group, const Shared& s)
+      : fixed(*reinterpret_cast<Fixed*>(memory)),
+        partial(reinterpret_cast<int64_t*>(memory + s.partial)),
+        gains(reinterpret_cast<int64_t*>(memory + s.gains)),
+        targets(reinterpret_cast<Target*>(memory + s.target)),
+        counts{reinterpret_cast<uint32_t*>(memory + s.counts), reinterpret_cast<uint32_t*>(memory + s.sums),
+               group.size == 1 ? 0 : plan.targets * kDigitSize},
+        keys(reinterpret_cast<uint32_t*>(memory + s.keys)),
+        at_once(plan.targets) {}
 };
 
 // Tokens of the step under target `r`: a bucket, or after the last one the given budget or all that fits.
@@ -45,147 +61,164 @@ __device__ inline int32_t target_total(const Block& block, const Tables& tables,
   return tables.budget ? totals.clamp_budget(__ldg(tables.budget)) : totals.highest;
 }
 
+// The sums over all rows, after every rank is in its place.  Returns this thread's part of every gain.
+template <class RanksT>
+__device__ inline int64_t prepare(RanksT& ranks, const Block& block, const Group& group, const Tables& tables) {
+  block.clear();
+  load_tables(tables, ranks.active, block.fixed);
+  ranks.stage();
+  __syncthreads();
+  const int64_t gain = tally(ranks, block.fixed, tables.count_bonus);
+  group.sum(block.fixed.own.first, block.fixed.all.first, static_cast<int32_t>(sizeof(Tally) / 4));
+  return gain;
+}
+
 // Finds the thresholds of targets 0..last, as many at once as fit, and calls visit(first, n) for each lot of them.
 template <class RanksT, class Visit>
-__device__ inline void select_all(RanksT& ranks, const Block& block, const Tables& tables, const Totals& totals,
-                                  int32_t last, Visit visit) {
+__device__ inline void select_all(RanksT& ranks, const Block& block, const Group& group, const Tables& tables,
+                                  const Tally& sums, const Totals& totals, int32_t last, Visit visit) {
   for (int32_t first = 0; first <= last; first += block.at_once) {
     const int32_t n = min(block.at_once, last + 1 - first);
-    select(ranks, block.fixed, block.targets, block.counts, n, [&](int32_t t) {
+    select(ranks, group, sums, block.targets, block.counts, n, [&](int32_t t) {
       return static_cast<uint32_t>(target_total(block, tables, totals, first + t) - totals.lowest);
     });
     visit(first, n);
-    __syncthreads();
+    group.sync();
+    if (group.size > 1 && first + n <= last) {  // no block reads the counts of another any more
+      block.clear_counts();
+      __syncthreads();
+    }
   }
 }
 
 // Everything from confidences to the choice, which lies in block.fixed afterwards.
 template <class RanksT>
-__device__ inline void decide(RanksT& ranks, const Block& block, const Tables& tables, const Decision& out) {
+__device__ inline void decide(RanksT& ranks, const Block& block, const Group& group, const Tables& tables,
+                              const Decision& out) {
   const int32_t buckets = tables.buckets;
-  block.clear(buckets);
-  load_tables(tables, ranks.active, block.fixed);
-  ranks.stage();
-  __syncthreads();
-  const int64_t fixed_gain = tally(ranks, block.fixed, tables.count_bonus);
-  __syncthreads();
-  const Totals totals(block.fixed, ranks.rows.capacity);
-  select_all(ranks, block, tables, totals, buckets, [&](int32_t first, int32_t n) {
+  const int64_t fixed_gain = prepare(ranks, block, group, tables);
+  const Tally& sums = group.size == 1 ? block.fixed.own : block.fixed.all;
+  const Totals totals(sums, ranks.rows.capacity);
+  select_all(ranks, block, group, tables, sums, totals, buckets, [&](int32_t first, int32_t n) {
     const int32_t gained = min(n, buckets - first);  // the last target is no bucket
-    if (gained > 0) sum_gains(ranks, block.fixed, block.targets, gained, fixed_gain, block.partial, block.gains);
+    if (gained > 0) {
+      sum_gains(ranks, block.fixed, block.targets, gained, fixed_gain, block.partial, block.gains);
+      group.sync();
+    }
     if (warp() != 0) return;
-    if (blockIdx.x == 0 && lane() < gained) out.gains[first + lane()] = block.gains[lane()];
-    if (gained > 0) argmax(block.fixed, block.targets, block.gains, first, gained, block.fixed.choice);
-    __syncwarp();
+    Choice& choice = block.fixed.choice;
+    if (gained > 0) {
+      const int32_t t = min(lane(), gained - 1);
+      const int64_t gain = total_gain(group, block.fixed, block.targets[t], block.gains + t);
+      if (group.rank == 0 && lane() < gained) out.gains[first + lane()] = gain;
+      argmax(block.fixed, block.targets, gain, first, gained, choice);
+      __syncwarp();
+    }
     if (first + n > buckets) {
-      conclude(block.fixed, tables, totals, target_total(block, tables, totals, buckets), block.targets[n - 1],
-               block.fixed.choice);
+      const int32_t fallback = target_total(block, tables, totals, buckets);
+      conclude(block.fixed, tables, totals, fallback, block.targets[n - 1], choice);
     }
   });
-  if (blockIdx.x == 0 && threadIdx.x < 4) {
+  if (group.rank == 0 && threadIdx.x < 4) {
     const Choice& c = block.fixed.choice;
     out.decision[threadIdx.x] = threadIdx.x == 0 ? c.bucket : (threadIdx.x == 3 ? c.padded : c.total);
   }
 }
 
 template <Storage kStorage>
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    select_and_pack(Rows rows, Scores scores, Tables tables, Tokens tokens, Packed packed, Decision decision,
-                    int32_t targets) {
+__global__ void __launch_bounds__(kMaxThreads, 1) select_and_pack(Rows rows, Scores scores, Tables tables, Tokens tokens,
+                                                                  Packed packed, Decision decision, Plan plan) {
   DCUT_SHARED(memory);
-  const Block block(memory, targets, shared_layout(targets, 0));
-  const Lanes lanes(rows.batch, rows.draft_len, warp(), warps());
+  const Group group = kStorage == Storage::kShared ? Group{cluster_rank(), cluster_size()} : Group{0, 1};
+  const Block block(memory, plan, group);
+  const Lanes lanes(plan, rows.draft_len, group.rank);
   Ranks<kStorage> ranks(rows, scores, lanes, block.keys);
-  Entry entries[kHeldTurns];  // loaded before the decision, so that their latency is hidden behind it
+  Entry entry = {};  // loaded before the decision, so that its latency is hidden behind it
   if constexpr (kStorage == Storage::kHeld) {
-    ranks.walk([&](int32_t turn) {
-      const int32_t i = lanes.row(turn), p = lanes.position(turn);
-      const Row row = load_row(rows, nullptr, i, ranks.active);
-      if (i < ranks.active && p <= row.drafts) entries[turn] = load_entry(tokens, row, i, p);
-    });
+    const Row row = ranks.row(0);
+    if (row.base > 0 && lanes.column <= row.drafts) entry = load_entry(tokens, row, lanes.row(0), lanes.column);
   }
-  decide(ranks, block, tables, decision);
-  const Choice choice = block.fixed.choice;
-  pack<kStorage>(Writer{rows, tokens, packed}, lanes, ranks.active, choice.ties, block.fixed, entries,
+  decide(ranks, block, group, tables, decision);
+  const Choice& choice = block.fixed.choice;
+  pack<kStorage>(Writer{rows, tokens, packed}, lanes, group, ranks.active, choice.ties, block.fixed, entry,
                  [&](auto visit) { walk_depths(ranks, choice.threshold, visit); });
+  if (group.size > 1) cluster_sync();  // others may still read this block's memory
 }
 
-// The parts. Their inputs are small: nothing is kept in shared memory between the stages.
+// The parts.  One block each, and nothing is kept between the stages.
 
 __global__ void __launch_bounds__(kMaxThreads, 1)
-    bucket_argmax(Rows rows, Scores scores, Tables tables, Decision decision, int32_t targets) {
+    bucket_argmax(Rows rows, Scores scores, Tables tables, Decision decision, Plan plan) {
   DCUT_SHARED(memory);
-  const Block block(memory, targets, shared_layout(targets, 0));
-  const Lanes lanes(rows.batch, rows.draft_len, warp(), warps());
+  const Group group = {0, 1};
+  const Block block(memory, plan, group);
+  const Lanes lanes(plan, rows.draft_len, 0);
   Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
-  decide(ranks, block, tables, decision);
+  decide(ranks, block, group, tables, decision);
 }
 
 __global__ void __launch_bounds__(kMaxThreads, 1)
-    segmented_topk(Rows rows, Scores scores, Tables tables, int32_t* keep, int32_t targets) {  // keep: [buckets, batch]
+    segmented_topk(Rows rows, Scores scores, Tables tables, int32_t* keep, Plan plan) {  // keep: [buckets, batch]
   DCUT_SHARED(memory);
-  const Block block(memory, targets, shared_layout(targets, 0));
-  const Lanes lanes(rows.batch, rows.draft_len, warp(), warps());
+  const Group group = {0, 1};
+  const Block block(memory, plan, group);
+  const Lanes lanes(plan, rows.draft_len, 0);
   Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
-  block.clear(tables.buckets);
-  load_tables(tables, ranks.active, block.fixed);
-  __syncthreads();
-  tally(ranks, block.fixed, false);
-  __syncthreads();
-  const Totals totals(block.fixed, rows.capacity);
-  select_all(ranks, block, tables, totals, tables.buckets - 1, [&](int32_t first, int32_t n) {
+  prepare(ranks, block, group, tables);
+  const Tally& sums = block.fixed.own;
+  const Totals totals(sums, rows.capacity);
+  select_all(ranks, block, group, tables, sums, totals, tables.buckets - 1, [&](int32_t first, int32_t n) {
     for (int32_t t = 0; t < n; ++t) {
       const Target target = block.targets[t];
       int32_t* to = keep + static_cast<int64_t>(first + t) * rows.batch;
-      uint32_t ties = 0;
-      walk_depths(ranks, target.threshold, [&](int32_t, int32_t, const Row&, const Depth& depth) {
-        if (lanes.column == 0) ties += depth.tie;
+      Place mine = {0, 0};
+      walk_depths(ranks, target.threshold, [&](int32_t, const Row& row, const Depth& depth) {
+        if (lanes.column == 0) mine.add(verified_of(row, depth), 0);
       });
-      ties = warp_sum(ties);
-      if (lane() == 0) block.fixed.verified[warp()] = ties;
-      __syncthreads();
-      Place place = {warp_sum(lane() < warp() ? block.fixed.verified[lane()] : 0) << kVerifiedBits, 0};
-      walk_depths(ranks, target.threshold, [&](int32_t, int32_t i, const Row& row, const Depth& depth) {
-        const Place here = advance(place, static_cast<uint32_t>(depth.tie) << kVerifiedBits, 0, lanes, false);
-        if (lanes.column == 0 && i < rows.batch) to[i] = depth.kept + (depth.tie && here.ties() < target.ties);
+      Places places(mine, group, block.fixed, false);
+      walk_depths(ranks, target.threshold, [&](int32_t turn, const Row& row, const Depth& depth) {
+        const Place here = advance(places.here, verified_of(row, depth), 0, lanes, false);
+        const int32_t i = lanes.row(turn), kept = depth.kept + (depth.tie && here.ties() < target.ties);
+        if (lanes.column == 0 && i < rows.batch) to[i] = row.base > 0 ? kept : 0;
       });
       __syncthreads();
     }
   });
 }
 
-__global__ void __launch_bounds__(kMaxThreads, 1) log_prefix_sum(Rows rows, Scores scores, int32_t* prefix) {  // [batch, draft_len]
-  const int32_t block_warps = warps(), all_warps = block_warps * static_cast<int32_t>(gridDim.x);
-  const Lanes lanes(rows.batch, rows.draft_len, static_cast<int32_t>(blockIdx.x) * block_warps + warp(), all_warps);
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    log_prefix_sum(Rows rows, Scores scores, int32_t* prefix, Plan plan) {  // [batch, draft_len]
+  const Lanes lanes(plan, rows.draft_len, blockIdx.x);
+  Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
   int32_t carry = 0;
-  for (int32_t turn = 0; turn < lanes.turns; ++turn) {
+  ranks.walk([&](int32_t turn) {
     const int32_t i = lanes.row(turn), p = lanes.position(turn);
-    const Row row = load_row(rows, nullptr, i, rows.batch);
-    const int32_t q = p > 0 && p <= row.drafts ? load_q(scores, int64_t{row.offset} + p - 1) : 0;
+    const Row row = ranks.row(turn);
+    const uint32_t q = p > 0 && p <= row.drafts ? load_q(scores, row.offset + p - 1) : 0;
     if (p < 32) carry = 0;
     const int32_t sum = prefix_sum(q, scores, lanes, carry);
-    if (i < rows.batch && p > 0 && p <= rows.draft_len) {
+    if (ranks.has_place(turn)) {
       prefix[static_cast<int64_t>(i) * rows.draft_len + p - 1] = row.drafts > 0 ? sum : -1;
     }
-  }
+  });
 }
 
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    pack_prefixes(Rows rows, const int32_t* keep_lens, Tokens tokens, Packed packed, Decision decision) {  // [batch]
+__global__ void __launch_bounds__(kMaxThreads, 1) pack_prefixes(Rows rows, const int32_t* keep_lens, Tokens tokens,
+                                                                Packed packed, Decision decision, Plan plan) {
   DCUT_SHARED(memory);
   Fixed& fixed = *reinterpret_cast<Fixed*>(memory);
-  const Lanes lanes(rows.batch, rows.draft_len, warp(), warps());
+  const Lanes lanes(plan, rows.draft_len, 0);
   const int32_t active = active_rows(rows);
-  const int32_t total = pack<Storage::kReread>(
-      Writer{rows, tokens, packed}, lanes, active, 0, fixed, nullptr, [&](auto visit) {
-        for (int32_t turn = lanes.chunks - 1; turn < lanes.turns; turn += lanes.chunks) {
-          const int32_t i = lanes.row(turn);
-          const Row row = load_row(rows, nullptr, i, active);
-          const int32_t kept = i < active ? clamp(__ldg(keep_lens + i), 0, row.drafts) : 0;
-          visit(turn, i, row, Depth{kept, false});
-        }
-      });
-  if (blockIdx.x == 0 && threadIdx.x < 4) decision.decision[threadIdx.x] = threadIdx.x == 0 ? -1 : total;
+  const auto walk = [&](auto visit) {
+    for (int32_t turn = lanes.chunks - 1; turn < lanes.turns; turn += lanes.chunks) {
+      const Row row = load_row(rows, nullptr, lanes.row(turn), active);
+      const int32_t kept = row.base > 0 ? clamp(__ldg(keep_lens + lanes.row(turn)), 0, row.drafts) : 0;
+      visit(turn, row, Depth{kept, false});
+    }
+  };
+  const Writer writer = {rows, tokens, packed};
+  const int32_t total = pack<Storage::kReread>(writer, lanes, {0, 1}, active, 0, fixed, Entry{}, walk);
+  if (threadIdx.x < 4) decision.decision[threadIdx.x] = threadIdx.x == 0 ? -1 : total;
 }
 
 }  // namespace dcut::gpu

@@ -1,4 +1,4 @@
-// Sums and scans over the lanes of a warp, and where a thread stands.
+// Sums and scans over the lanes of a warp, sums over the blocks of a cluster, and where a thread stands.
 #pragma once
 
 #include "plan.h"
@@ -10,6 +10,8 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 __device__ inline int32_t lane() { return static_cast<int32_t>(threadIdx.x % 32); }
 __device__ inline int32_t warp() { return static_cast<int32_t>(threadIdx.x / 32); }
+// The same, so that the compiler knows that all lanes agree; only where they are together.
+__device__ inline int32_t uniform_warp() { return __shfl_sync(kAllLanes, warp(), 0); }
 __device__ inline int32_t warps() { return static_cast<int32_t>(blockDim.x / 32); }
 
 __device__ inline uint32_t warp_sum(uint32_t v) {
@@ -28,24 +30,7 @@ __device__ inline int64_t warp_sum(int64_t v) {
   return (static_cast<int64_t>(high) << 27) + low;
 }
 
-// Inclusive scan over segments of `width` lanes, a power of two; `column` is the lane's place in its segment.
-__device__ inline uint32_t segment_scan(uint32_t v, int32_t column, int32_t width) {
-  for (int o = 1; o < width; o <<= 1) {
-    const uint32_t other = __shfl_up_sync(kAllLanes, v, o);
-    if (column >= o) v += other;
-  }
-  return v;
-}
-
-__device__ inline uint32_t segment_max(uint32_t v, int32_t column, int32_t width) {
-  for (int o = 1; o < width; o <<= 1) {
-    const uint32_t other = __shfl_up_sync(kAllLanes, v, o);
-    if (column >= o && other > v) v = other;
-  }
-  return v;
-}
-
-// Of values that are no less than 0, as int32, and saturate there.
+// Of values from 0 to INT32_MAX, which saturate there.
 __device__ inline uint32_t saturating_add(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(add_tokens(static_cast<int32_t>(a), static_cast<int32_t>(b)));
 }
@@ -54,20 +39,33 @@ __device__ inline uint32_t saturating_sum(uint32_t v) {
   return v;
 }
 
-// Positions 0..D of a row, 0 being the bonus token, lie on `width` neighboring lanes; where D > 31, on 32 lanes in two
-// chunks.  A warp walks through consecutive rows, 32 / width of them at a time; a turn is one chunk of such a group.
-struct Lanes {
-  int32_t width, column, chunks, turns, first, stride;
+// Inclusive scan over segments of lanes; `column`: the lane's place in its segment.
+__device__ inline uint32_t segment_scan(uint32_t v, int32_t column) {
+  DCUT_UNROLL
+  for (int o = 1; o < 32; o <<= 1) {
+    const uint32_t left = __shfl_up_sync(kAllLanes, v, o);
+    if (column >= o) v += left;
+  }
+  return v;
+}
 
-  __device__ Lanes(int32_t batch, int32_t draft_len, int32_t this_warp, int32_t all_warps) {
-    const int32_t log_width = log2_lanes(draft_len);
-    width = 1 << log_width;
-    column = lane() & (width - 1);
-    chunks = draft_len > 31 ? 2 : 1;
-    stride = 32 >> log_width;
-    const int32_t groups = (batch + stride * all_warps - 1) / (stride * all_warps);
-    turns = groups * chunks;
-    first = this_warp * groups * stride + (lane() >> log_width);
+// Positions 0..D of a row, 0 being the bonus token, lie on 2^log_width neighboring lanes; where D > 31, on 32 lanes in
+// two chunks.  A turn is one chunk of the rows that a warp walks through together.
+struct Lanes {
+  int32_t log_width, column, chunks, turns;
+  int32_t first, stride;  // row of this lane in the first turn, and rows a turn
+  int32_t block_row;      // first row of the block
+
+  // `block` of several that share the rows.
+  __device__ Lanes(const Plan& plan, int32_t draft_len, uint32_t block)
+      : log_width(plan.log_width),
+        column(lane() & ((1 << plan.log_width) - 1)),
+        chunks(draft_len > 31 ? 2 : 1),
+        turns(plan.turns),
+        stride(32 >> plan.log_width) {
+    const int32_t rows_a_warp = (chunks == 1 ? turns : turns >> 1) * stride;
+    block_row = static_cast<int32_t>(block) * warps() * rows_a_warp;
+    first = block_row + warp() * rows_a_warp + (lane() >> log_width);
   }
 
   __device__ int32_t row(int32_t turn) const { return first + (chunks == 1 ? turn : turn >> 1) * stride; }
@@ -75,7 +73,33 @@ struct Lanes {
 
   // Of a ballot, the bits of this lane's row.
   __device__ uint32_t row_bits(uint32_t ballot) const {
-    return width == 32 ? ballot : (ballot >> (lane() & ~(width - 1))) & ((1u << width) - 1);
+    return (ballot >> (lane() - column)) & (kAllLanes >> (32 - (1 << log_width)));
+  }
+};
+
+// The blocks that decide together: one, or a cluster.
+struct Group {
+  uint32_t rank, size;
+
+  __device__ void sync() const {
+    if (size == 1) {
+      __syncthreads();
+    } else {
+      cluster_sync();
+    }
+  }
+
+  // all[j] = sum of own[j] over the blocks, seen by the whole block.  With one block `all` is `own`.
+  __device__ void sum(const uint32_t* own, uint32_t* all, int32_t n) const {
+    sync();
+    if (size == 1) return;
+    DCUT_ROLLED
+    for (int32_t j = static_cast<int32_t>(threadIdx.x); j < n; j += static_cast<int32_t>(blockDim.x)) {
+      uint32_t v = 0;
+      for (uint32_t b = 0; b < size; ++b) v += *in_block(own + j, b);
+      all[j] = v;
+    }
+    __syncthreads();
   }
 };
 
