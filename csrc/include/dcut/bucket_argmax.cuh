@@ -38,10 +38,13 @@ __device__ inline void sum_gains(RanksT& ranks, const Fixed& fixed, const Target
       threshold[g] = first + g < n ? targets[first + g].threshold : 0;
     }
     ranks.walk([&](int32_t turn) {
-      const uint32_t rank = ranks.get(turn);
-      const int64_t s = score(rank >> 6, fixed);  // that of kNoKey is below no threshold
+      const Quad quad = ranks.get(turn);
       DCUT_UNROLL
-      for (int g = 0; g < kTogether; ++g) sum[g] += rank < threshold[g] ? s : 0;
+      for (int j = 0; j < kQuad; ++j) {
+        const int64_t s = score(quad.v[j] >> 6, fixed);  // that of kNoKey is below no threshold
+        DCUT_UNROLL
+        for (int g = 0; g < kTogether; ++g) sum[g] += quad.v[j] < threshold[g] ? s : 0;
+      }
     });
     DCUT_UNROLL
     for (int g = 0; g < kTogether; ++g) {

@@ -7,11 +7,6 @@ namespace dcut::gpu {
 
 constexpr int32_t kVerifiedBits = 18;  // a sum over rows holds verified tokens below and ties above
 
-// What one verified position brings to the batch.
-struct Entry {
-  int64_t token, position, slot;
-};
-
 __device__ inline int64_t load_id(const void* ids, int64_t at, bool is_64) {
   return is_64 ? static_cast<int64_t>(__ldg(static_cast<const long long*>(ids) + at))
                : static_cast<int64_t>(__ldg(static_cast<const int32_t*>(ids) + at));
@@ -33,13 +28,21 @@ __device__ inline int64_t map_slot(const Tokens& t, int32_t row, int64_t positio
   return id < 0 ? -1 : id * size + (position - block * size);
 }
 
-__device__ inline Entry load_entry(const Tokens& t, const Row& row, int32_t i, int32_t p) {
-  Entry e;
-  e.token = p == 0 ? load_id(t.bonus_ids, i, t.ids_64) : load_id(t.draft_ids, int64_t{row.offset} + p - 1, t.ids_64);
-  e.position = static_cast<int64_t>(static_cast<uint64_t>(load_id(t.seq_lens, i, t.seq_lens_64)) + static_cast<uint64_t>(p));
-  e.slot = map_slot(t, i, e.position);
-  return e;
-}
+// What the positions of a quad bring to the batch.
+struct Entries {
+  int64_t seq_len, token[kQuad];
+
+  __device__ void load(const Tokens& t, const Row& row, int32_t i, int32_t position, int32_t last) {
+    if (position > last) return;
+    seq_len = load_id(t.seq_lens, i, t.seq_lens_64);
+    DCUT_UNROLL
+    for (int j = 0; j < kQuad; ++j) {
+      const int32_t p = position + j;
+      if (p == 0) token[j] = load_id(t.bonus_ids, i, t.ids_64);
+      if (p > 0 && p <= last) token[j] = load_id(t.draft_ids, int64_t{row.offset} + p - 1, t.ids_64);
+    }
+  }
+};
 
 // Tokens before a row. Offsets saturate, so that absurd base_lens stay harmless.
 struct Place {
@@ -72,19 +75,19 @@ struct Writer {
     }
   }
 
-  __device__ void put(int32_t at, int32_t i, const Entry& e, int32_t draft_index) const {
+  __device__ void put(int32_t at, int64_t token, int64_t position, int32_t i, int64_t slot, int32_t draft_index) const {
     if (at >= rows.capacity) return;
-    put_token(at, e.token);
-    packed.positions[at] = e.position;
+    put_token(at, token);
+    packed.positions[at] = position;
     packed.request_ids[at] = i;
-    packed.slot_mapping[at] = e.slot;
+    packed.slot_mapping[at] = slot;
     packed.draft_index[at] = draft_index;
   }
 
   __device__ void clear(int32_t from, int32_t to, int32_t thread, int32_t threads) const {
     DCUT_ROLLED
     for (int64_t at = int64_t{from} + thread; at < to && at < rows.capacity; at += threads) {
-      put(static_cast<int32_t>(at), -1, {tokens.pad_token, 0, -1}, -1);
+      put(static_cast<int32_t>(at), tokens.pad_token, 0, -1, -1, -1);
     }
   }
 
@@ -115,21 +118,17 @@ struct Depth {
   bool tie;
 };
 
-// Walks through the rows of a warp: calls visit(turn, row, depth) at the last turn of each of them.
+// Walks through the rows of a warp: calls visit(turn, row, depth) for each.
 template <class RanksT, class Visit>
 __device__ inline void walk_depths(RanksT& ranks, uint32_t threshold, Visit visit) {
-  int32_t below = 0;
-  bool tie = false;
   ranks.walk([&](int32_t turn) {
-    const uint32_t rank = ranks.get(turn);
-    const uint32_t less = ranks.lanes.row_bits(__ballot_sync(kAllLanes, rank < threshold));
-    const uint32_t equal = ranks.lanes.row_bits(__ballot_sync(kAllLanes, rank == threshold));
-    const bool again = ranks.lanes.position(turn) >= 32;
-    below = __popc(less) + (again ? below : 0), tie = equal != 0 || (again && tie);
-    if (ranks.lanes.chunks == 1 || (turn & 1) == 1) {
-      const Row row = ranks.row(turn);
-      visit(turn, row, Depth{row.floor + below, tie});
-    }
+    const Quad quad = ranks.get(turn);
+    uint32_t sum = 0;  // drafts below, and the tie above them
+    DCUT_UNROLL
+    for (int j = 0; j < kQuad; ++j) sum += (quad.v[j] < threshold) + (quad.v[j] == threshold ? 256 : 0);
+    sum = ranks.lanes.row_sum(sum);
+    const Row row = ranks.row(turn);
+    visit(turn, row, Depth{row.floor + static_cast<int32_t>(sum & 255), sum > 255});
   });
 }
 
@@ -178,14 +177,14 @@ struct Places {
 };
 
 // Packs all rows and returns the total.  walk(visit) must go through the rows as walk_depths does; `ties`: how many of
-// the tied rows keep one more draft; `held`: the entry of this thread, with Storage::kHeld.
+// the tied rows keep one more draft; `held`: the entries of this thread, with Storage::kHeld.
 template <Storage kStorage, class Walk>
 __device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Group& group, int32_t active, uint32_t ties,
-                               Fixed& fixed, const Entry& held, Walk walk) {
+                               Fixed& fixed, const Entries& held, Walk walk) {
   const bool has_base = out.rows.base_lens != nullptr;
   Place mine = {0, 0};
   walk([&](int32_t, const Row& row, const Depth& depth) {
-    if (lanes.column == 0) mine.add(verified_of(row, depth), extra_of(row));
+    if (lanes.leads()) mine.add(verified_of(row, depth), extra_of(row));
   });
   Places places(mine, group, fixed, has_base);
   walk([&](int32_t turn, const Row& row, const Depth& depth) {
@@ -193,12 +192,15 @@ __device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Grou
     if (row.base == 0) return;
     const int32_t i = lanes.row(turn), kept = depth.kept + (depth.tie && here.ties() < ties);
     const int32_t offset = here.offset(ties), first = add_tokens(offset, row.base - 1), verified = here.index(ties);
-    DCUT_ROLLED
-    for (int32_t p = lanes.column; p <= kept; p += 32) {
-      const int32_t at = add_tokens(first, p);
-      const Entry entry = kStorage == Storage::kHeld ? held : load_entry(out.tokens, row, i, p);
-      if (p == 0) out.row_lens(i, kept, entry.position, add_tokens(first, kept + 1));
-      out.put(at, i, entry, p == 0 ? -1 : row.offset + p - 1);
+    Entries entries = held;
+    if constexpr (kStorage != Storage::kHeld) entries.load(out.tokens, row, i, lanes.position(), kept);
+    if (lanes.leads()) out.row_lens(i, kept, entries.seq_len, add_tokens(first, kept + 1));
+    DCUT_UNROLL
+    for (int j = 0; j < kQuad; ++j) {
+      const int32_t p = lanes.position() + j, at = add_tokens(first, p);
+      if (p > kept) continue;
+      const int64_t position = static_cast<int64_t>(static_cast<uint64_t>(entries.seq_len) + static_cast<uint64_t>(p));
+      out.put(at, entries.token[j], position, i, map_slot(out.tokens, i, position), p == 0 ? -1 : row.offset + p - 1);
       if (verified + p < out.rows.capacity) out.packed.logits_indices[verified + p] = at < out.rows.capacity ? at : 0;
     }
     if (out.packed.fill_gaps && row.base > 1) out.clear(offset, first, lanes.column, 1 << lanes.log_width);

@@ -12,7 +12,9 @@ constexpr int32_t kMaxThreads = 1024;
 constexpr int32_t kMaxCluster = 8;
 constexpr uint32_t kPlainShared = 48 * 1024;  // what a block gets without asking
 
-// Where ranks stay between the stages: in registers, one a thread; in shared memory; nowhere.
+constexpr int32_t kQuad = 4;  // neighboring positions of a row that one lane works on
+
+// Where ranks stay between the stages: in registers, a quad per thread; in shared memory; nowhere.
 enum class Storage : int32_t { kHeld, kShared, kReread };
 
 // A row lies on 2^log_width lanes.  A warp walks through consecutive rows in `turns`.
@@ -90,37 +92,42 @@ DCUT_HD int32_t fitting_targets(int32_t buckets, int32_t keys, int32_t blocks) {
   return targets;
 }
 
+// Lanes for D + 1 positions, the bonus token first.
 DCUT_HD int32_t log2_width(int32_t draft_len) {
   int32_t log = 0;
-  while (log < 5 && (1 << log) <= draft_len) ++log;
+  while (kQuad << log <= draft_len) ++log;
   return log;
 }
 
-// Threads and turns for all rows on a number of blocks.
-DCUT_HD Plan make_shape(int32_t batch, int32_t draft_len, int32_t blocks) {
+// Threads and turns for all rows on a number of blocks; at least `warps`, so that each searches a budget or two.
+DCUT_HD Plan make_shape(int32_t batch, int32_t draft_len, int32_t blocks, int32_t warps) {
   Plan plan = {};
   plan.blocks = blocks;
   plan.log_width = log2_width(draft_len);
-  const int32_t lanes = (batch << plan.log_width) / blocks;
-  plan.threads = clamp((lanes + 31) / 32 * 32, 64, kMaxThreads);
+  const int32_t lanes = ((batch << plan.log_width) + blocks - 1) / blocks;
+  plan.threads = clamp((lanes + 31) / 32 * 32, warps * 32, kMaxThreads);
   const int32_t rows_a_turn = (plan.threads >> plan.log_width) * blocks;
-  plan.turns = (batch + rows_a_turn - 1) / rows_a_turn * (draft_len > 31 ? 2 : 1);
+  plan.turns = (batch + rows_a_turn - 1) / rows_a_turn;
   return plan;
 }
 
 // Of select_and_pack.
 DCUT_HD Plan make_plan(int32_t batch, int32_t draft_len, int32_t buckets, Limits limits) {
-  int32_t blocks = 1;
-  while (blocks < limits.cluster && (batch << log2_width(draft_len)) > blocks * kMaxThreads) blocks *= 2;
-  Plan plan = make_shape(batch, draft_len, blocks);
-  const bool held = blocks == 1 && plan.turns == 1 && draft_len < 32;
-  const int32_t rows_a_block = (plan.threads >> plan.log_width) * (draft_len > 31 ? plan.turns / 2 : plan.turns);
-  const int32_t keys = held ? 0 : rows_a_block * draft_len;
-  plan.storage = held ? Storage::kHeld : Storage::kShared;
-  plan.targets = fitting_targets(buckets, keys, blocks);
-  plan.shared_bytes = shared_layout(plan.targets, keys, blocks).end;
+  const int32_t warps = clamp(buckets + 1, 2, 8);
+  Plan plan = make_shape(batch, draft_len, 1, warps);
+  plan.storage = plan.turns <= 1 ? Storage::kHeld : Storage::kShared;
+  int32_t keys = 0;
+  if (plan.storage == Storage::kShared) {
+    int32_t blocks = 1;
+    while (blocks < limits.cluster && blocks * 256 < batch << plan.log_width) blocks *= 2;
+    plan = make_shape(batch, draft_len, blocks, warps);
+    plan.storage = Storage::kShared;
+    keys = (plan.threads >> plan.log_width) * plan.turns * draft_len;
+  }
+  plan.targets = fitting_targets(buckets, keys, plan.blocks);
+  plan.shared_bytes = shared_layout(plan.targets, keys, plan.blocks).end;
   if (plan.shared_bytes <= limits.shared_bytes) return plan;
-  plan = make_shape(batch, draft_len, 1);
+  plan = make_shape(batch, draft_len, 1, warps);
   plan.storage = Storage::kReread;
   plan.targets = fitting_targets(buckets, 0, 1);
   plan.shared_bytes = shared_layout(plan.targets, 0, 1).end;
@@ -133,12 +140,12 @@ DCUT_HD Plan make_part_plan(int32_t batch, int32_t draft_len, int32_t buckets) {
 }
 
 DCUT_HD Plan make_prefix_plan(int32_t batch, int32_t draft_len) {
-  const int32_t blocks = clamp((batch << log2_width(draft_len)) / 256, 1, 256);
-  return make_shape(batch, draft_len, blocks);
+  const int32_t blocks = clamp((batch << log2_width(draft_len)) / 128, 1, 128);
+  return make_shape(batch, draft_len, blocks, 1);
 }
 
 DCUT_HD Plan make_pack_plan(int32_t batch, int32_t draft_len) {
-  Plan plan = make_shape(batch, draft_len, 1);
+  Plan plan = make_shape(batch, draft_len, 1, 1);
   plan.shared_bytes = static_cast<uint32_t>(sizeof(Fixed));
   return plan;
 }

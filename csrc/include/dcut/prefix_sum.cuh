@@ -51,21 +51,31 @@ __device__ inline uint32_t load_q(const Scores& scores, int32_t at) {
   return q_of_bits(bits, scores.log);
 }
 
-// The prefix sum at this lane's position, from the q of every lane, or the running maximum of given prefix sums.
-// `carry`: the sum before the chunk, then after it.
-__device__ inline int32_t prefix_sum(uint32_t q, const Scores& scores, const Lanes& lanes, int32_t& carry) {
+// One number for each position of a quad.
+struct Quad {
+  uint32_t v[kQuad];
+};
+
+// Prefix sums at this lane's positions, from the q of each, or running maxima of given prefix sums.
+__device__ inline Quad prefix_sums(Quad q, const Scores& scores, const Lanes& lanes) {
+  const auto join = [&](uint32_t a, uint32_t b) { return scores.prefix ? max(a, b) : a + b; };
   DCUT_UNROLL
-  for (int o = 1; o < 32; o <<= 1) {  // 32 values below 2^26 do not overflow
-    const uint32_t left = __shfl_up_sync(kAllLanes, q, o);
-    if (lanes.column >= o) q = scores.prefix ? max(q, left) : q + left;
+  for (int j = 1; j < kQuad; ++j) q.v[j] = join(q.v[j], q.v[j - 1]);
+  uint32_t sum = min(q.v[kQuad - 1], static_cast<uint32_t>(kQMax));
+  DCUT_UNROLL
+  for (int o = 1; o < 16; o <<= 1) {  // 16 values below 2^26 do not overflow
+    const uint32_t left = __shfl_up_sync(kAllLanes, sum, o);
+    if (lanes.column >= o) sum = join(sum, left);
   }
-  int32_t sum = static_cast<int32_t>(min(q, static_cast<uint32_t>(kQMax)));
-  sum = scores.prefix ? max(sum, carry) : add_prefix(sum, carry);
-  const int32_t before = carry;
-  if (lanes.chunks > 1) carry = __shfl_sync(kAllLanes, sum, 31);
-  if (!scores.shifted) return sum;
-  const int32_t left = __shfl_up_sync(kAllLanes, sum, 1);
-  return lanes.column == 0 ? before : left;
+  uint32_t before = __shfl_up_sync(kAllLanes, min(sum, static_cast<uint32_t>(kQMax)), 1);
+  if (lanes.leads()) before = 0;
+  Quad sums;
+  DCUT_UNROLL
+  for (int j = 0; j < kQuad; ++j) {
+    const uint32_t own = scores.shifted ? (j == 0 ? 0 : q.v[j - 1]) : q.v[j];
+    sums.v[j] = min(join(before, own), static_cast<uint32_t>(kQMax));
+  }
+  return sums;
 }
 
 // THE RANK of a draft: key, then position; among equal ranks the request decides.  kNoKey: not a candidate.
@@ -84,9 +94,8 @@ struct Ranks {
   const Lanes& lanes;
   uint32_t* shared;  // [rows of the block, draft_len], with Storage::kShared
   int32_t active;
-  int32_t carry = 0;
   Row held_row = {};
-  uint32_t held_rank = kNoKey;
+  Quad held = {};
 
   __device__ Ranks(const Rows& r, const Scores& s, const Lanes& l, uint32_t* memory)
       : rows(r), scores(s), lanes(l), shared(memory), active(active_rows(r)) {
@@ -109,41 +118,63 @@ struct Ranks {
     return load_row(rows, scores.prefix, lanes.row(turn), active);
   }
 
-  // The key at this lane's position, from the tables.  Turns of one row must come in order.
-  __device__ uint32_t key(int32_t turn, const Row& row) {
-    const int32_t p = lanes.position(turn);
-    uint32_t q = 0;
-    if (p > 0 && p <= row.drafts) q = staged() ? *place(turn) : load_q(scores, row.offset + p - 1);
-    if (p < 32) carry = 0;
-    return key_of(prefix_sum(q, scores, lanes, carry), row.w);
+  // The keys at this lane's positions, from the tables.
+  __device__ Quad keys(int32_t turn, const Row& row) const {
+    Quad quad = {};
+    DCUT_UNROLL
+    for (int j = 0; j < kQuad; ++j) {
+      const int32_t p = lanes.position() + j;
+      if (p > 0 && p <= row.drafts) quad.v[j] = staged() ? place(turn)[j] : load_q(scores, row.offset + p - 1);
+    }
+    quad = prefix_sums(quad, scores, lanes);
+    DCUT_UNROLL
+    for (int j = 0; j < kQuad; ++j) quad.v[j] = key_of(static_cast<int32_t>(quad.v[j]), row.w);
+    return quad;
   }
 
-  __device__ bool has_place(int32_t turn) const {
-    const int32_t p = lanes.position(turn);
+  __device__ Quad ranks_of(const Quad& keys, const Row& row) const {
+    Quad ranks;
+    DCUT_UNROLL
+    for (int j = 0; j < kQuad; ++j) ranks.v[j] = rank_of(keys.v[j], row, lanes.position() + j);
+    return ranks;
+  }
+
+  // Entry j of a quad has a place in shared memory: place(turn)[j].
+  __device__ bool has_place(int32_t turn, int32_t j) const {
+    const int32_t p = lanes.position() + j;
     return lanes.row(turn) < rows.batch && p > 0 && p <= rows.draft_len;
   }
   __device__ uint32_t* place(int32_t turn) const {
-    return shared + (lanes.row(turn) - lanes.block_row) * rows.draft_len + lanes.position(turn) - 1;
+    return shared + (lanes.row(turn) - lanes.block_row) * rows.draft_len + lanes.position() - 1;
   }
 
-  __device__ void put(int32_t turn, uint32_t rank) {
-    if constexpr (kHolds) held_rank = rank;
+  __device__ void put(int32_t turn, const Quad& ranks) {
+    if constexpr (kHolds) held = ranks;
     if constexpr (kStorage == Storage::kShared) {
-      if (has_place(turn)) *place(turn) = rank;
+      DCUT_UNROLL
+      for (int j = 0; j < kQuad; ++j) {
+        if (has_place(turn, j)) place(turn)[j] = ranks.v[j];
+      }
     }
   }
 
-  __device__ uint32_t get(int32_t turn) {
-    if constexpr (kHolds) return held_rank;
-    if constexpr (kStorage == Storage::kShared) return has_place(turn) ? *place(turn) : kNoKey;
+  __device__ Quad get(int32_t turn) const {
+    if constexpr (kHolds) return held;
+    if constexpr (kStorage == Storage::kShared) {
+      Quad ranks;
+      DCUT_UNROLL
+      for (int j = 0; j < kQuad; ++j) ranks.v[j] = has_place(turn, j) ? place(turn)[j] : kNoKey;
+      return ranks;
+    }
     const Row from = row(turn);
-    return rank_of(key(turn, from), from, lanes.position(turn));
+    return ranks_of(keys(turn, from), from);
   }
 
-  // Whether the rows lie in order in one aligned table of float32, to be read in 16-byte loads.
+// Whether the rows lie in order in one aligned table of float32, to be read in 16-byte loads.
   __device__ bool staged() const {
     if constexpr (kStorage != Storage::kShared) return false;
-    return !rows.row_index && scores.type == FloatType::kFloat32 &&
+    const int32_t offset = lanes.block_row * rows.draft_len;
+    return !rows.row_index && scores.type == FloatType::kFloat32 && offset % 4 == 0 &&
            reinterpret_cast<uintptr_t>(scores.confidence) % 16 == 0;
   }
 
@@ -151,7 +182,7 @@ struct Ranks {
   __device__ void stage() {
     if (!staged()) return;
     const int32_t* source = static_cast<const int32_t*>(scores.confidence) + lanes.block_row * rows.draft_len;
-    const int32_t rows_a_block = (lanes.chunks == 1 ? lanes.turns : lanes.turns >> 1) * lanes.stride * warps();
+    const int32_t rows_a_block = lanes.turns * lanes.stride * warps();
     const int32_t drafts = min(active - lanes.block_row, rows_a_block) * rows.draft_len;
     DCUT_ROLLED
     for (int32_t at = static_cast<int32_t>(threadIdx.x) * 4; at < drafts; at += static_cast<int32_t>(blockDim.x) * 4) {

@@ -42,16 +42,25 @@ __device__ inline int64_t tally(RanksT& ranks, Fixed& fixed, bool count_bonus) {
   uint32_t floors = 0, candidates = 0, base_low = 0, base_high = 0;
   int64_t gain = 0;
   ranks.walk([&](int32_t turn) {
-    const int32_t p = ranks.lanes.position(turn);
     const Row row = ranks.row(turn);
-    const uint32_t key = ranks.key(turn, row), rank = rank_of(key, row, p);
-    ranks.put(turn, rank);
-    if (rank != kNoKey) atomicAdd(fixed.own.first + digit_slot(rank >> digit_shift(0)), 1u);
-    const bool bonus = p == 0 && row.base > 0, floor = p > 0 && p <= row.floor;
-    if (floor || (bonus && count_bonus)) gain += score(p == 0 ? key_of(0, row.w) : key, fixed);
-    candidates += rank != kNoKey;
-    floors += floor;
-    if (bonus) base_low += static_cast<uint32_t>(row.base) & 0xffffu, base_high += static_cast<uint32_t>(row.base) >> 16;
+    const Quad keys = ranks.keys(turn, row), quad = ranks.ranks_of(keys, row);
+    ranks.put(turn, quad);
+    DCUT_UNROLL
+    for (int j = 0; j < kQuad; ++j) {
+      const bool candidate = quad.v[j] != kNoKey;
+      if (candidate) atomicAdd(fixed.own.first + digit_slot(quad.v[j] >> digit_shift(0)), 1u);
+      candidates += candidate;
+    }
+    if (row.floor > 0) {
+      for (int j = 0; j < kQuad; ++j) {
+        const int32_t p = ranks.lanes.position() + j;
+        if (p > 0 && p <= row.floor) gain += score(keys.v[j], fixed), ++floors;
+      }
+    }
+    if (ranks.lanes.leads() && row.base > 0) {
+      if (count_bonus) gain += score(key_of(0, row.w), fixed);
+      base_low += static_cast<uint32_t>(row.base) & 0xffffu, base_high += static_cast<uint32_t>(row.base) >> 16;
+    }
   });
   candidates = warp_sum(candidates), floors = warp_sum(floors);
   base_low = warp_sum(base_low), base_high = warp_sum(base_high);
@@ -70,11 +79,11 @@ __device__ inline Cell find_cell(const uint32_t* counts, uint32_t need) {
   uint32_t own = 0;
   DCUT_UNROLL
   for (int j = 0; j < kRun; ++j) own += run[j];
-  uint32_t sum = segment_scan(own, lane());
+  uint32_t sum = warp_scan(own);
   const int32_t owner = __ffs(static_cast<int>(__ballot_sync(kAllLanes, sum >= need))) - 1;
   const uint32_t before = __shfl_sync(kAllLanes, sum - own, owner);
   const uint32_t inside = lane() < kRun ? counts[owner * (kRun + 1) + lane()] : 0;
-  sum = segment_scan(inside, lane()) + before;
+  sum = warp_scan(inside) + before;
   const int32_t digit = __ffs(static_cast<int>(__ballot_sync(kAllLanes, sum >= need))) - 1;
   return {static_cast<uint32_t>(owner * kRun + digit), __shfl_sync(kAllLanes, sum - inside, digit),
           __shfl_sync(kAllLanes, inside, digit)};
@@ -110,10 +119,15 @@ __device__ inline void select(RanksT& ranks, const Group& group, const Tally& su
     if (level > 0) {
       uint32_t* own = counts.of_level(level);
       ranks.walk([&](int32_t turn) {
-        const uint32_t rank = ranks.get(turn), slot = digit_slot(rank >> shift & ((1u << (above - shift)) - 1));
+        const Quad quad = ranks.get(turn);
         DCUT_ROLLED
         for (int32_t t = 0; t < n; ++t) {
-          if (rank != kNoKey && rank >> above == targets[t].at) atomicAdd(own + t * kDigitSize + slot, 1u);
+          const uint32_t at = targets[t].at;
+          DCUT_UNROLL
+          for (int j = 0; j < kQuad; ++j) {
+            const uint32_t rank = quad.v[j], digit = rank >> shift & ((1u << (above - shift)) - 1);
+            if (rank >> above == at && rank != kNoKey) atomicAdd(own + t * kDigitSize + digit_slot(digit), 1u);
+          }
         }
       });
       group.sum(own, counts.all, n * kDigitSize);

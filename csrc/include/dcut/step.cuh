@@ -131,16 +131,16 @@ __global__ void __launch_bounds__(kMaxThreads, 1) select_and_pack(Rows rows, Sco
   DCUT_SHARED(memory);
   const Group group = kStorage == Storage::kShared ? Group{cluster_rank(), cluster_size()} : Group{0, 1};
   const Block block(memory, plan, group);
-  const Lanes lanes(plan, rows.draft_len, group.rank);
+  const Lanes lanes(plan, group.rank);
   Ranks<kStorage> ranks(rows, scores, lanes, block.keys);
-  Entry entry = {};  // loaded before the decision, so that its latency is hidden behind it
+  Entries entries = {};  // loaded before the decision, so that their latency is hidden behind it
   if constexpr (kStorage == Storage::kHeld) {
     const Row row = ranks.row(0);
-    if (row.base > 0 && lanes.column <= row.drafts) entry = load_entry(tokens, row, lanes.row(0), lanes.column);
+    if (row.base > 0) entries.load(tokens, row, lanes.row(0), lanes.position(), row.drafts);
   }
   decide(ranks, block, group, tables, decision);
   const Choice& choice = block.fixed.choice;
-  pack<kStorage>(Writer{rows, tokens, packed}, lanes, group, ranks.active, choice.ties, block.fixed, entry,
+  pack<kStorage>(Writer{rows, tokens, packed}, lanes, group, ranks.active, choice.ties, block.fixed, entries,
                  [&](auto visit) { walk_depths(ranks, choice.threshold, visit); });
   if (group.size > 1) cluster_sync();  // others may still read this block's memory
 }
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   DCUT_SHARED(memory);
   const Group group = {0, 1};
   const Block block(memory, plan, group);
-  const Lanes lanes(plan, rows.draft_len, 0);
+  const Lanes lanes(plan, 0);
   Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
   decide(ranks, block, group, tables, decision);
 }
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   DCUT_SHARED(memory);
   const Group group = {0, 1};
   const Block block(memory, plan, group);
-  const Lanes lanes(plan, rows.draft_len, 0);
+  const Lanes lanes(plan, 0);
   Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
   prepare(ranks, block, group, tables);
   const Tally& sums = block.fixed.own;
@@ -188,17 +188,21 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
 __global__ void __launch_bounds__(kMaxThreads, 1)
     log_prefix_sum(Rows rows, Scores scores, int32_t* prefix, Plan plan) {  // [batch, draft_len]
-  const Lanes lanes(plan, rows.draft_len, blockIdx.x);
+  const Lanes lanes(plan, blockIdx.x);
   Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
-  int32_t carry = 0;
   ranks.walk([&](int32_t turn) {
-    const int32_t i = lanes.row(turn), p = lanes.position(turn);
     const Row row = ranks.row(turn);
-    const uint32_t q = p > 0 && p <= row.drafts ? load_q(scores, row.offset + p - 1) : 0;
-    if (p < 32) carry = 0;
-    const int32_t sum = prefix_sum(q, scores, lanes, carry);
-    if (ranks.has_place(turn)) {
-      prefix[static_cast<int64_t>(i) * rows.draft_len + p - 1] = row.drafts > 0 ? sum : -1;
+    Quad quad = {};
+    DCUT_UNROLL
+    for (int j = 0; j < kQuad; ++j) {
+      const int32_t p = lanes.position() + j;
+      if (p > 0 && p <= row.drafts) quad.v[j] = load_q(scores, row.offset + p - 1);
+    }
+    quad = prefix_sums(quad, scores, lanes);
+    int32_t* to = prefix + static_cast<int64_t>(lanes.row(turn)) * rows.draft_len + lanes.position() - 1;
+    DCUT_UNROLL
+    for (int j = 0; j < kQuad; ++j) {
+      if (ranks.has_place(turn, j)) to[j] = row.drafts > 0 ? static_cast<int32_t>(quad.v[j]) : -1;
     }
   });
 }
@@ -207,17 +211,17 @@ __global__ void __launch_bounds__(kMaxThreads, 1) pack_prefixes(Rows rows, const
                                                                 Packed packed, Decision decision, Plan plan) {
   DCUT_SHARED(memory);
   Fixed& fixed = *reinterpret_cast<Fixed*>(memory);
-  const Lanes lanes(plan, rows.draft_len, 0);
+  const Lanes lanes(plan, 0);
   const int32_t active = active_rows(rows);
   const auto walk = [&](auto visit) {
-    for (int32_t turn = lanes.chunks - 1; turn < lanes.turns; turn += lanes.chunks) {
+    for (int32_t turn = 0; turn < lanes.turns; ++turn) {
       const Row row = load_row(rows, nullptr, lanes.row(turn), active);
       const int32_t kept = row.base > 0 ? clamp(__ldg(keep_lens + lanes.row(turn)), 0, row.drafts) : 0;
       visit(turn, row, Depth{kept, false});
     }
   };
   const Writer writer = {rows, tokens, packed};
-  const int32_t total = pack<Storage::kReread>(writer, lanes, {0, 1}, active, 0, fixed, Entry{}, walk);
+  const int32_t total = pack<Storage::kReread>(writer, lanes, {0, 1}, active, 0, fixed, Entries{}, walk);
   if (threadIdx.x < 4) decision.decision[threadIdx.x] = threadIdx.x == 0 ? -1 : total;
 }
 

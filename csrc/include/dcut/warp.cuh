@@ -39,41 +39,41 @@ __device__ inline uint32_t saturating_sum(uint32_t v) {
   return v;
 }
 
-// Inclusive scan over segments of lanes; `column`: the lane's place in its segment.
-__device__ inline uint32_t segment_scan(uint32_t v, int32_t column) {
+// Inclusive scan over the lanes of a warp.
+__device__ inline uint32_t warp_scan(uint32_t v) {
   DCUT_UNROLL
   for (int o = 1; o < 32; o <<= 1) {
     const uint32_t left = __shfl_up_sync(kAllLanes, v, o);
-    if (column >= o) v += left;
+    if (lane() >= o) v += left;
   }
   return v;
 }
 
-// Positions 0..D of a row, 0 being the bonus token, lie on 2^log_width neighboring lanes; where D > 31, on 32 lanes in
-// two chunks.  A turn is one chunk of the rows that a warp walks through together.
+// Positions 0..D of a row, 0 being the bonus token, lie in quads on 2^log_width neighboring lanes.  A turn is what a
+// warp works on at once: a quad per lane.
 struct Lanes {
-  int32_t log_width, column, chunks, turns;
+  int32_t log_width, column, turns;
   int32_t first, stride;  // row of this lane in the first turn, and rows a turn
   int32_t block_row;      // first row of the block
 
   // `block` of several that share the rows.
-  __device__ Lanes(const Plan& plan, int32_t draft_len, uint32_t block)
+  __device__ Lanes(const Plan& plan, uint32_t block)
       : log_width(plan.log_width),
         column(lane() & ((1 << plan.log_width) - 1)),
-        chunks(draft_len > 31 ? 2 : 1),
         turns(plan.turns),
         stride(32 >> plan.log_width) {
-    const int32_t rows_a_warp = (chunks == 1 ? turns : turns >> 1) * stride;
-    block_row = static_cast<int32_t>(block) * warps() * rows_a_warp;
-    first = block_row + warp() * rows_a_warp + (lane() >> log_width);
+    block_row = static_cast<int32_t>(block) * warps() * turns * stride;
+    first = block_row + warp() * turns * stride + (lane() >> log_width);
   }
 
-  __device__ int32_t row(int32_t turn) const { return first + (chunks == 1 ? turn : turn >> 1) * stride; }
-  __device__ int32_t position(int32_t turn) const { return column + (chunks == 1 ? 0 : (turn & 1) * 32); }
+  __device__ int32_t row(int32_t turn) const { return first + turn * stride; }
+  __device__ int32_t position() const { return column * kQuad; }  // first of the quad
+  __device__ bool leads() const { return column == 0; }           // holds the bonus token
 
-  // Of a ballot, the bits of this lane's row.
-  __device__ uint32_t row_bits(uint32_t ballot) const {
-    return (ballot >> (lane() - column)) & (kAllLanes >> (32 - (1 << log_width)));
+  // Sum over the lanes of this lane's row, the same in all of them.
+  __device__ uint32_t row_sum(uint32_t v) const {
+    for (int o = 1; o < 1 << log_width; o <<= 1) v += __shfl_xor_sync(kAllLanes, v, o);
+    return v;
   }
 };
 
