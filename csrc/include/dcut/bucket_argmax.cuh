@@ -23,11 +23,11 @@ __device__ inline void load_tables(const Tables& tables, int32_t active, Fixed& 
   }
 }
 
-// gains[t] of `n` targets in this block, from warps' sums in partial[t][warp].  `fixed_gain`: what this thread adds to
-// each.  Ends with a barrier.
+// The gains of `n` targets in each warp, partial[t][warp], a gap after each t.  `fixed_gain`: what this thread adds to each.  Ends with a
+// barrier.
 template <class RanksT>
 __device__ inline void sum_gains(RanksT& ranks, const Fixed& fixed, const Target* targets, int32_t n,
-                                 int64_t fixed_gain, int64_t* partial, int64_t* gains) {
+                                 int64_t fixed_gain, int64_t* partial) {
   DCUT_ROLLED
   for (int32_t first = 0; first < n; first += kTogether) {
     int64_t sum[kTogether];
@@ -49,15 +49,17 @@ __device__ inline void sum_gains(RanksT& ranks, const Fixed& fixed, const Target
     DCUT_UNROLL
     for (int g = 0; g < kTogether; ++g) {
       const int64_t total = warp_sum(sum[g]);
-      if (lane() == 0 && first + g < n) partial[(first + g) * 32 + warp()] = total;
+      if (lane() == 0 && first + g < n) partial[(first + g) * 33 + warp()] = total;
     }
   }
   __syncthreads();
-  DCUT_ROLLED
-  for (int32_t t = uniform_warp(); t < n; t += warps()) {
-    const int64_t total = warp_sum(lane() < warps() ? partial[t * 32 + lane()] : int64_t{0});
-    if (lane() == 0) gains[t] = total;
-  }
+}
+
+// The gain of target t in this block.
+__device__ inline int64_t block_gain(const int64_t* partial, int32_t t) {
+  int64_t total = 0;
+  for (int32_t w = 0; w < warps(); ++w) total += partial[t * 33 + w];
+  return total;
 }
 
 // The gain of target t over all blocks: their sums, and the ties.
@@ -75,7 +77,7 @@ __device__ inline void argmax(const Fixed& fixed, const Target* targets, int64_t
   const int32_t r = first + lane();
   double best = lane() < n && enabled(fixed.budgets[r], fixed.costs[r]) ? utility(gain, fixed.costs[r]) : -1.0;
   int32_t who = lane();
-  for (int o = 16; o > 0; o >>= 1) {  // ties to the smallest bucket
+  for (int o = 1; o < n; o <<= 1) {  // ties to the smallest bucket
     const double other = __shfl_xor_sync(kAllLanes, best, o);
     const int32_t other_who = __shfl_xor_sync(kAllLanes, who, o);
     if (other > best || (other == best && other_who < who)) best = other, who = other_who;

@@ -67,17 +67,13 @@ struct Writer {
   const Tokens& tokens;
   const Packed& packed;
 
-  __device__ void put_token(int32_t at, int64_t token) const {
+  // One entry; `at` is inside the buffers.
+  __device__ void put(int32_t at, int64_t token, int64_t position, int32_t i, int64_t slot, int32_t draft_index) const {
     if (tokens.ids_64) {
       static_cast<int64_t*>(packed.token_ids)[at] = token;
     } else {
       static_cast<int32_t*>(packed.token_ids)[at] = static_cast<int32_t>(token);
     }
-  }
-
-  __device__ void put(int32_t at, int64_t token, int64_t position, int32_t i, int64_t slot, int32_t draft_index) const {
-    if (at >= rows.capacity) return;
-    put_token(at, token);
     packed.positions[at] = position;
     packed.request_ids[at] = i;
     packed.slot_mapping[at] = slot;
@@ -195,13 +191,17 @@ __device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Grou
     Entries entries = held;
     if constexpr (kStorage != Storage::kHeld) entries.load(out.tokens, row, i, lanes.position(), kept);
     if (lanes.leads()) out.row_lens(i, kept, entries.seq_len, add_tokens(first, kept + 1));
+    const int32_t q = lanes.position(), at = add_tokens(first, q), last = kept - q;  // of the quad: j <= last
     DCUT_UNROLL
     for (int j = 0; j < kQuad; ++j) {
-      const int32_t p = lanes.position() + j, at = add_tokens(first, p);
-      if (p > kept) continue;
-      const int64_t position = static_cast<int64_t>(static_cast<uint64_t>(entries.seq_len) + static_cast<uint64_t>(p));
-      out.put(at, entries.token[j], position, i, map_slot(out.tokens, i, position), p == 0 ? -1 : row.offset + p - 1);
-      if (verified + p < out.rows.capacity) out.packed.logits_indices[verified + p] = at < out.rows.capacity ? at : 0;
+      if (j > last) continue;
+      const int64_t position = static_cast<int64_t>(static_cast<uint64_t>(entries.seq_len) + static_cast<uint64_t>(q + j));
+      const bool inside = at < out.rows.capacity - j;
+      if (inside) {
+        const int32_t draft = q + j == 0 ? -1 : row.offset + q + j - 1;
+        out.put(at + j, entries.token[j], position, i, map_slot(out.tokens, i, position), draft);
+      }
+      if (verified + q < out.rows.capacity - j) out.packed.logits_indices[verified + q + j] = inside ? at + j : 0;
     }
     if (out.packed.fill_gaps && row.base > 1) out.clear(offset, first, lanes.column, 1 << lanes.log_width);
   });

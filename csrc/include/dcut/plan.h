@@ -12,7 +12,10 @@ constexpr int32_t kMaxThreads = 1024;
 constexpr int32_t kMaxCluster = 8;
 constexpr uint32_t kPlainShared = 48 * 1024;  // what a block gets without asking
 
-constexpr int32_t kQuad = 4;  // neighboring positions of a row that one lane works on
+#ifndef V_QUAD
+#define V_QUAD 2
+#endif
+constexpr int32_t kQuad = V_QUAD;  // neighboring positions of a row that one lane works on
 
 // Where ranks stay between the stages: in registers, a quad per thread; in shared memory; nowhere.
 enum class Storage : int32_t { kHeld, kShared, kReread };
@@ -76,7 +79,7 @@ DCUT_HD Shared shared_layout(int32_t targets, int32_t keys, int32_t blocks) {
   const uint32_t n = static_cast<uint32_t>(targets), counts = n * kDigitSize * 4;
   Shared s = {};
   s.partial = (static_cast<uint32_t>(sizeof(Fixed)) + 15) / 16 * 16;
-  s.gains = s.partial + n * 32 * 8;
+  s.gains = s.partial + n * 33 * 8 + (n & 1) * 8;
   s.target = s.gains + (n + 1) / 2 * 2 * 8;
   s.counts = s.target + n * static_cast<uint32_t>(sizeof(Target));
   s.sums = s.counts + (blocks > 1 ? 2 * counts : 0);

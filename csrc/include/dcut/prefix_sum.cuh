@@ -38,23 +38,36 @@ __device__ inline uint32_t q_of_bits(int32_t bits, bool log) {
   return static_cast<uint32_t>(log ? q_of_log_confidence(bits) : q_of_confidence(bits));
 }
 
-// The q of one draft, or its given prefix sum.
-__device__ inline uint32_t load_q(const Scores& scores, int32_t at) {
-  if (scores.prefix) return static_cast<uint32_t>(clamp(__ldg(scores.prefix + at), 0, kQMax));
-  int32_t bits;
-  if (scores.type == FloatType::kFloat32) {
-    bits = __ldg(static_cast<const int32_t*>(scores.confidence) + at);
-  } else {
-    const uint32_t half = __ldg(static_cast<const uint16_t*>(scores.confidence) + at);
-    bits = scores.type == FloatType::kFloat16 ? widen_half(half) : widen_bfloat16(half);
-  }
-  return q_of_bits(bits, scores.log);
-}
-
 // One number for each position of a quad.
 struct Quad {
   uint32_t v[kQuad];
 };
+
+// The q, or given prefix sums, of the drafts from `at` on that `exists`.
+template <class Exists>
+__device__ inline Quad load_q(const Scores& scores, int32_t at, Exists exists) {
+  Quad quad = {};
+  if (scores.prefix || scores.type == FloatType::kFloat32) {
+    const int32_t* from = (scores.prefix ? scores.prefix : static_cast<const int32_t*>(scores.confidence)) + at;
+    DCUT_UNROLL
+    for (int j = 0; j < kQuad; ++j) {
+      if (exists(j)) quad.v[j] = static_cast<uint32_t>(__ldg(from + j));
+    }
+  } else {
+    const uint16_t* from = static_cast<const uint16_t*>(scores.confidence) + at;
+    const bool half = scores.type == FloatType::kFloat16;
+    for (int j = 0; j < kQuad; ++j) {
+      if (exists(j)) quad.v[j] = static_cast<uint32_t>(half ? widen_half(__ldg(from + j)) : widen_bfloat16(__ldg(from + j)));
+    }
+  }
+  DCUT_UNROLL
+  for (int j = 0; j < kQuad; ++j) {
+    const int32_t value = static_cast<int32_t>(quad.v[j]);
+    const uint32_t q = scores.prefix ? static_cast<uint32_t>(clamp(value, 0, kQMax)) : q_of_bits(value, scores.log);
+    quad.v[j] = exists(j) ? q : 0;
+  }
+  return quad;
+}
 
 // Prefix sums at this lane's positions, from the q of each, or running maxima of given prefix sums.
 __device__ inline Quad prefix_sums(Quad q, const Scores& scores, const Lanes& lanes) {
@@ -63,7 +76,7 @@ __device__ inline Quad prefix_sums(Quad q, const Scores& scores, const Lanes& la
   for (int j = 1; j < kQuad; ++j) q.v[j] = join(q.v[j], q.v[j - 1]);
   uint32_t sum = min(q.v[kQuad - 1], static_cast<uint32_t>(kQMax));
   DCUT_UNROLL
-  for (int o = 1; o < 16; o <<= 1) {  // 16 values below 2^26 do not overflow
+  for (int o = 1; o < 64 / kQuad; o <<= 1) {  // 32 values below 2^26 do not overflow
     const uint32_t left = __shfl_up_sync(kAllLanes, sum, o);
     if (lanes.column >= o) sum = join(sum, left);
   }
@@ -120,11 +133,15 @@ struct Ranks {
 
   // The keys at this lane's positions, from the tables.
   __device__ Quad keys(int32_t turn, const Row& row) const {
+    const auto exists = [&](int j) { return lanes.position() + j > 0 && lanes.position() + j <= row.drafts; };
     Quad quad = {};
-    DCUT_UNROLL
-    for (int j = 0; j < kQuad; ++j) {
-      const int32_t p = lanes.position() + j;
-      if (p > 0 && p <= row.drafts) quad.v[j] = staged() ? place(turn)[j] : load_q(scores, row.offset + p - 1);
+    if (staged()) {
+      DCUT_UNROLL
+      for (int j = 0; j < kQuad; ++j) {
+        if (exists(j)) quad.v[j] = place(turn)[j];
+      }
+    } else {
+      quad = load_q(scores, row.offset + lanes.position() - 1, exists);
     }
     quad = prefix_sums(quad, scores, lanes);
     DCUT_UNROLL

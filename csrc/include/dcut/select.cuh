@@ -39,7 +39,7 @@ __device__ inline int64_t score(uint32_t key, const Fixed& fixed) {
 // thread's scores of what every budget keeps, the bonus token included if it counts.
 template <class RanksT>
 __device__ inline int64_t tally(RanksT& ranks, Fixed& fixed, bool count_bonus) {
-  uint32_t floors = 0, candidates = 0, base_low = 0, base_high = 0;
+  uint32_t drafts = 0, base_low = 0, base_high = 0;  // drafts: floors above 16 bits, candidates below
   int64_t gain = 0;
   ranks.walk([&](int32_t turn) {
     const Row row = ranks.row(turn);
@@ -49,23 +49,27 @@ __device__ inline int64_t tally(RanksT& ranks, Fixed& fixed, bool count_bonus) {
     for (int j = 0; j < kQuad; ++j) {
       const bool candidate = quad.v[j] != kNoKey;
       if (candidate) atomicAdd(fixed.own.first + digit_slot(quad.v[j] >> digit_shift(0)), 1u);
-      candidates += candidate;
+      drafts += candidate;
     }
-    if (row.floor > 0) {
-      for (int j = 0; j < kQuad; ++j) {
-        const int32_t p = ranks.lanes.position() + j;
-        if (p > 0 && p <= row.floor) gain += score(keys.v[j], fixed), ++floors;
-      }
+    DCUT_ROLLED
+    for (int32_t p = max(ranks.lanes.position(), 1); p < ranks.lanes.position() + kQuad && p <= row.floor; ++p) {
+      uint32_t key = 0;
+      DCUT_UNROLL
+      for (int j = 0; j < kQuad; ++j) key = p == ranks.lanes.position() + j ? keys.v[j] : key;
+      gain += score(key, fixed), drafts += 1u << 16;
     }
     if (ranks.lanes.leads() && row.base > 0) {
-      if (count_bonus) gain += score(key_of(0, row.w), fixed);
+      if (count_bonus) gain += row.w == 0 ? int64_t{1} << 30 : score(key_of(0, row.w), fixed);
       base_low += static_cast<uint32_t>(row.base) & 0xffffu, base_high += static_cast<uint32_t>(row.base) >> 16;
     }
   });
-  candidates = warp_sum(candidates), floors = warp_sum(floors);
-  base_low = warp_sum(base_low), base_high = warp_sum(base_high);
-  const uint32_t sum = lane() == 0 ? base_low : lane() == 1 ? base_high : lane() == 2 ? floors : candidates;
-  if (lane() < 4) atomicAdd(&fixed.own.base_low + lane(), sum);
+  drafts = warp_sum(drafts), base_low = warp_sum(base_low);
+  base_high = ranks.rows.base_lens ? warp_sum(base_high) : 0;
+  if (lane() == 0) {
+    atomicAdd(&fixed.own.candidates, drafts & 0xffffu), atomicAdd(&fixed.own.base_low, base_low);
+    if (drafts >> 16) atomicAdd(&fixed.own.floors, drafts >> 16);
+    if (base_high) atomicAdd(&fixed.own.base_high, base_high);
+  }
   return gain;
 }
 

@@ -21,11 +21,7 @@ struct Block {
   // All counts and sums to zero; a barrier must follow.
   __device__ void clear() const {
     const int32_t thread = static_cast<int32_t>(threadIdx.x);
-    uint32_t* sums = fixed.own.first;
-    DCUT_ROLLED
-    for (int32_t j = thread; j < static_cast<int32_t>(sizeof(Tally) / 4); j += static_cast<int32_t>(blockDim.x)) {
-      sums[j] = 0;
-    }
+    clear(&fixed.own, static_cast<int32_t>(sizeof(Tally)));
     clear_counts();
     if (thread < 8) {
       fixed.exp2_t[thread] = exp2_t(static_cast<uint32_t>(thread));
@@ -34,16 +30,16 @@ struct Block {
     if (thread == 0) fixed.choice = {-1.0, 0, 0, -1, 0, 0};
   }
 
-  __device__ void clear_counts() const {
-    const int32_t turns = counts.stride > 0 ? 2 : 1;
+  __device__ void clear_counts() const { clear(counts.own, (counts.stride > 0 ? 2 : 1) * at_once * kDigitSize * 4); }
+
+ private:
+  __device__ static void clear(void* memory, int32_t bytes) {
     DCUT_ROLLED
-    for (int32_t j = static_cast<int32_t>(threadIdx.x); j < turns * at_once * kDigitSize;
-         j += static_cast<int32_t>(blockDim.x)) {
-      counts.own[j] = 0;
+    for (int32_t j = static_cast<int32_t>(threadIdx.x); j < bytes / 16; j += static_cast<int32_t>(blockDim.x)) {
+      static_cast<uint4*>(memory)[j] = {0, 0, 0, 0};
     }
   }
 
- private:
   __device__ Block(unsigned char* memory, const Plan& plan, const Group& group, const Shared& s)
       : fixed(*reinterpret_cast<Fixed*>(memory)),
         partial(reinterpret_cast<int64_t*>(memory + s.partial)),
@@ -100,15 +96,15 @@ __device__ inline void decide(RanksT& ranks, const Block& block, const Group& gr
   const Tally& sums = group.size == 1 ? block.fixed.own : block.fixed.all;
   const Totals totals(sums, ranks.rows.capacity);
   select_all(ranks, block, group, tables, sums, totals, buckets, [&](int32_t first, int32_t n) {
-    const int32_t gained = min(n, buckets - first);  // the last target is no bucket
-    if (gained > 0) {
-      sum_gains(ranks, block.fixed, block.targets, gained, fixed_gain, block.partial, block.gains);
-      group.sync();
-    }
+    const int32_t gained = max(min(n, buckets - first), 0);  // the last target is no bucket
+    if (gained > 0) sum_gains(ranks, block.fixed, block.targets, gained, fixed_gain, block.partial);
+    if (gained > 0 && warp() == 0 && lane() < gained) block.gains[lane()] = block_gain(block.partial, lane());
+    if (group.size > 1) group.sync();
     if (warp() != 0) return;
     Choice& choice = block.fixed.choice;
     if (gained > 0) {
       const int32_t t = min(lane(), gained - 1);
+      __syncwarp();
       const int64_t gain = total_gain(group, block.fixed, block.targets[t], block.gains + t);
       if (group.rank == 0 && lane() < gained) out.gains[first + lane()] = gain;
       argmax(block.fixed, block.targets, gain, first, gained, choice);
@@ -192,13 +188,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
   ranks.walk([&](int32_t turn) {
     const Row row = ranks.row(turn);
-    Quad quad = {};
-    DCUT_UNROLL
-    for (int j = 0; j < kQuad; ++j) {
-      const int32_t p = lanes.position() + j;
-      if (p > 0 && p <= row.drafts) quad.v[j] = load_q(scores, row.offset + p - 1);
-    }
-    quad = prefix_sums(quad, scores, lanes);
+    const auto exists = [&](int j) { return lanes.position() + j > 0 && lanes.position() + j <= row.drafts; };
+    const Quad quad = prefix_sums(load_q(scores, row.offset + lanes.position() - 1, exists), scores, lanes);
     int32_t* to = prefix + static_cast<int64_t>(lanes.row(turn)) * rows.draft_len + lanes.position() - 1;
     DCUT_UNROLL
     for (int j = 0; j < kQuad; ++j) {
