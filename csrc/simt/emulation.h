@@ -64,6 +64,13 @@ struct Same {
 template <class T>
 using Value = typename Same<T>::type;  // the pointer alone decides T
 
+// What the hardware has no name for in CUDA C++.
+__forceinline__ void cluster_sync(Place place = Place::here()) { barrier(BarrierOp::kCluster, false, place); }
+template <class T>
+__forceinline__ const T* in_block(const T* address, uint32_t rank, Place place = Place::here()) {
+  return static_cast<const T*>(in_block(static_cast<const void*>(address), rank, place));
+}
+
 }  // namespace dcut::simt
 
 // Synchronization.

@@ -48,11 +48,11 @@ PYBIND11_MODULE(_simt, m) {
   m.attr("instrumented") = instrumented();
   m.def(
       "configure",
-      [](const std::string& schedule, uint64_t seed, unsigned char fill, uint32_t shared_limit) {
-        device = {{schedule_of(schedule), seed, fill}, shared_limit};
+      [](const std::string& schedule, uint64_t seed, unsigned char fill, uint32_t shared_limit, int32_t cluster) {
+        device = {{schedule_of(schedule), seed, fill}, shared_limit, cluster};
       },
       "schedule"_a = "forward", "seed"_a = 0, "fill"_a = Config().fill, "shared_limit"_a = Device().shared_limit,
-      "Set how the next launches run.");
+      "cluster"_a = Device().cluster, "Set how the next launches run.");
   m.def("stats", stats, "Return what the last launch counted.");
   m.def("select_and_pack",
         [](Address rows, Address scores, Address tables, Address tokens, Address packed, Address decision) {

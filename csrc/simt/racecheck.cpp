@@ -9,12 +9,13 @@ namespace {
 
 constexpr uintptr_t kWordBytes = 4;
 
-bool same_interval(const Access& a, const Access& b) { return a.block == b.block && a.interval == b.interval; }
 bool same_warp(const Access& a, const Access& b) { return a.thread / kLanes == b.thread / kLanes; }
 
 // Whether `before` is known to come before `now`, an access by a thread with this clock.
 bool ordered(const Access& before, const Access& now, const Clock& clock) {
   if (before.thread == Access::kNone) return true;
+  if (before.cluster != now.cluster) return false;
+  if (before.era != now.era) return true;
   if (before.block != now.block) return false;
   if (before.interval != now.interval || before.thread == now.thread) return true;
   return same_warp(before, now) && clock[before.thread % kLanes] >= before.clock;
@@ -23,12 +24,14 @@ bool ordered(const Access& before, const Access& now, const Clock& clock) {
 }  // namespace
 
 void Racecheck::Crowd::add(const Access& now) {
-  // Whoever races with an access of an earlier interval or of the same thread races with this one too, or came in
-  // between.  One access of another block, and one of another warp in this interval, race with all but their own kind.
-  bool other_block = false, other_warp = false;
+  // Whoever races with an access that came before a barrier, or with one of the same thread, races with this one too,
+  // or came in between.  One access of another cluster, block and warp each race with all but their own kind.
+  bool other_cluster = false, other_block = false, other_warp = false;
   const auto superseded = [&](const Access& before) {
+    if (before.cluster != now.cluster) return std::exchange(other_cluster, true);
+    if (before.era != now.era) return true;
     if (before.block != now.block) return std::exchange(other_block, true);
-    if (!same_interval(before, now) || before.thread == now.thread) return true;
+    if (before.interval != now.interval || before.thread == now.thread) return true;
     return !same_warp(before, now) && std::exchange(other_warp, true);
   };
   kept_.erase(std::remove_if(kept_.begin(), kept_.end(), std::ref(superseded)), kept_.end());
@@ -46,21 +49,22 @@ void Racecheck::start_launch() {
   reported_.clear();
 }
 
-void Racecheck::start_block(const void* shared, size_t bytes) {
-  shared_begin_ = reinterpret_cast<uintptr_t>(shared);
-  shared_end_ = shared_begin_ + bytes;
-  shared_.clear();
-  shared_.resize((bytes + kWordBytes - 1) / kWordBytes);
+void Racecheck::start_cluster() { shared_.clear(); }
+
+void Racecheck::add_shared(const void* begin, size_t bytes) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(begin);
+  shared_.push_back({at, at + bytes, std::vector<Word>((bytes + kWordBytes - 1) / kWordBytes)});
 }
 
 bool Racecheck::is_shared(const void* address) const {
   const uintptr_t at = reinterpret_cast<uintptr_t>(address);
-  return at >= shared_begin_ && at < shared_end_;
+  return std::any_of(shared_.begin(), shared_.end(), [at](const Shared& s) { return at >= s.begin && at < s.end; });
 }
 
 Racecheck::Word& Racecheck::word(uintptr_t index) {
-  if (index >= shared_begin_ / kWordBytes && index * kWordBytes < shared_end_) {
-    return shared_[index - shared_begin_ / kWordBytes];
+  const uintptr_t at = index * kWordBytes;
+  for (Shared& shared : shared_) {
+    if (at >= shared.begin && at < shared.end) return shared.words[(at - shared.begin) / kWordBytes];
   }
   std::unique_ptr<Page>& page = pages_[index / kPageWords];
   if (!page) page = std::make_unique<Page>();

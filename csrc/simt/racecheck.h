@@ -1,5 +1,6 @@
-// Finds memory accesses of different threads that nothing orders.  __syncthreads orders a block, __syncwarp the lanes
-// it names; shuffles, votes and the order of blocks do not order memory.  Atomics are only safe from each other.
+// Finds memory accesses of different threads that nothing orders.  A barrier orders a block or a cluster, __syncwarp
+// the lanes it names; shuffles, votes and the order of clusters do not order memory.  Atomics are only safe from each
+// other.
 #pragma once
 
 #include <array>
@@ -25,6 +26,8 @@ struct Access {
 
   uint32_t thread = kNone;
   uint32_t block = 0;
+  uint32_t cluster = 0;
+  uint32_t era = 0;       // barriers of the cluster before it
   uint32_t interval = 0;  // barriers of the block before it
   uint32_t clock = 0;     // the thread's own
   uint32_t site = 0;
@@ -38,7 +41,8 @@ struct Race {
 class Racecheck {
  public:
   void start_launch();
-  void start_block(const void* shared, size_t bytes);  // shared memory of earlier blocks is forgotten
+  void start_cluster();  // shared memory of earlier blocks is forgotten
+  void add_shared(const void* begin, size_t bytes);
 
   // Returns a race that no earlier call returned, as far as the two sites and kinds tell.
   const Race* access(const void* address, size_t bytes, Kind kind, const Access& now, const Clock& clock);
@@ -70,12 +74,17 @@ class Racecheck {
   static constexpr uintptr_t kPageWords = 1024;
   using Page = std::array<Word, kPageWords>;
 
+  // The shared memory of a block.
+  struct Shared {
+    uintptr_t begin, end;
+    std::vector<Word> words;
+  };
+
   Word& word(uintptr_t index);
   void touch(Cell& cell, Kind kind, const Access& now, const Clock& clock);
   void report(Kind before_kind, const Access* before, Kind now_kind, const Access& now);
 
-  uintptr_t shared_begin_ = 0, shared_end_ = 0;
-  std::vector<Word> shared_;
+  std::vector<Shared> shared_;
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
   std::set<std::tuple<uint32_t, uint32_t, Kind, Kind>> reported_;
   Race race_;

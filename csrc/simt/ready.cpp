@@ -15,33 +15,38 @@ void Ready::start_launch(const Config& config) {
   random_.seed(config.seed);
 }
 
-void Ready::start_block() {
-  warps_ = stay_ = 0;
+void Ready::start_cluster() {
+  blocks_ = stay_ = 0;
+  warps_ = {};
   lanes_ = {};
 }
 
-void Ready::add(unsigned warp, unsigned lanes) {
-  warps_ |= 1u << warp;
-  lanes_[warp] |= lanes;
+void Ready::add(unsigned block, unsigned warp, unsigned lanes) {
+  blocks_ |= 1u << block;
+  warps_[block] |= 1u << warp;
+  lanes_[block][warp] |= lanes;
 }
 
-unsigned Ready::take() {
+std::pair<unsigned, unsigned> Ready::take() {
   unsigned lane;
   if (schedule_ == Schedule::kShuffled) {
-    if (stay_ == 0 || lanes_[warp_] == 0) {
-      warp_ = random_bit(warps_);
+    if (stay_ == 0 || lanes_[block_][warp_] == 0) {
+      block_ = random_bit(blocks_);
+      warp_ = random_bit(warps_[block_]);
       stay_ = 1 + static_cast<unsigned>(random_() % kLongestStay);
     }
     --stay_;
-    lane = random_bit(lanes_[warp_]);
+    lane = random_bit(lanes_[block_][warp_]);
   } else {
     const auto pick = schedule_ == Schedule::kForward ? lowest : highest;
-    warp_ = pick(warps_);
-    lane = pick(lanes_[warp_]);
+    block_ = pick(blocks_);
+    warp_ = pick(warps_[block_]);
+    lane = pick(lanes_[block_][warp_]);
   }
-  lanes_[warp_] &= ~(1u << lane);
-  if (lanes_[warp_] == 0) warps_ &= ~(1u << warp_);
-  return warp_ * 32 + lane;
+  lanes_[block_][warp_] &= ~(1u << lane);
+  if (lanes_[block_][warp_] == 0) warps_[block_] &= ~(1u << warp_);
+  if (warps_[block_] == 0) blocks_ &= ~(1u << block_);
+  return {block_, warp_ * 32 + lane};
 }
 
 unsigned Ready::random_bit(unsigned bits) {

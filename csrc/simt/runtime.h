@@ -1,4 +1,4 @@
-// Runs CUDA kernels on the CPU: one fiber per CUDA thread, blocks one after the other.
+// Runs CUDA kernels on the CPU: one fiber per CUDA thread, clusters of blocks one after the other.
 #pragma once
 
 #include <cstddef>
@@ -15,21 +15,22 @@ enum class Schedule {
 };
 
 struct Config {
-  Schedule schedule = Schedule::kForward;  // also the order of the blocks
+  Schedule schedule = Schedule::kForward;  // also the order of the clusters
   uint64_t seed = 0;                       // of a shuffled schedule
   unsigned char fill = 0xcd;               // every byte that CUDA leaves undefined
 };
 
 struct Shape {
   unsigned blocks;
-  unsigned threads;     // per block, at most 1024
-  size_t shared_bytes;  // dynamic shared memory per block
+  unsigned threads;      // per block, at most 1024
+  size_t shared_bytes;   // dynamic shared memory per block
+  unsigned cluster = 1;  // blocks per cluster, at most 16
 };
 
 // The same on every run; all but `switches` are also the same under every schedule.  A warp operation is a collective
 // of the warp and, when the kernel is instrumented, a memory instruction: one per place in the code and repetition.
 struct Stats {
-  uint64_t barriers = 0;         // of the block with the most
+  uint64_t barriers = 0;         // of the block with the most, those of its cluster included
   uint64_t warp_ops = 0;         // of all warps
   uint64_t longest_warp = 0;     // of the warp with the most
   uint64_t shared_requests = 0;  // memory instructions on shared memory, instrumented only
@@ -80,9 +81,11 @@ struct Place {
 [[gnu::const]] Index block_index();
 [[gnu::const]] Index block_size();
 [[gnu::const]] Index grid_size();
+[[gnu::const]] uint32_t cluster_rank();
+[[gnu::const]] uint32_t cluster_size();
 [[gnu::const]] void* dyn_shared();  // 16-byte aligned
 
-enum class BarrierOp { kSync, kCount, kAnd, kOr };
+enum class BarrierOp { kSync, kCount, kAnd, kOr, kCluster };
 
 int barrier(BarrierOp op, bool predicate, Place place);
 
@@ -104,6 +107,9 @@ enum class WarpOp {
 
 // Replaces the operand of `size` bytes, at most 16, by the result.
 void collective(WarpOp op, unsigned mask, void* operand, size_t size, int argument, int width, Place place);
+
+// The same place in the shared memory of another block of the cluster.
+const void* in_block(const void* address, uint32_t rank, Place place);
 
 void atomic_access(const void* address, size_t size, Place place);
 void memory_access(const void* address, size_t size, bool write, const void* code);

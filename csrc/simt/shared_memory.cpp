@@ -25,6 +25,11 @@ void SharedMemory::fill(unsigned char value) {
 #endif
 }
 
+bool SharedMemory::contains(const void* address) const {
+  const unsigned char* at = static_cast<const unsigned char*>(address);
+  return at >= begin() && at < begin() + bytes_;
+}
+
 bool SharedMemory::in_red_zone(const void* address) const {
   const unsigned char* at = static_cast<const unsigned char*>(address);
   const bool before = at >= memory_.get() && at < begin();

@@ -14,6 +14,7 @@ class SharedMemory {
   void fill(unsigned char value);  // and renews the red zones
   unsigned char* begin() const { return memory_.get() + kZone; }
   size_t bytes() const { return bytes_; }
+  bool contains(const void* address) const;
   bool in_red_zone(const void* address) const;
   std::string damage() const;  // of the red zones, empty when there is none
 

@@ -28,15 +28,15 @@ __device__ inline int64_t map_slot(const Tokens& t, int32_t row, int64_t positio
   return id < 0 ? -1 : id * size + (position - block * size);
 }
 
-// What the positions of a quad bring to the batch.
+// What the positions of a pair bring to the batch.
 struct Entries {
-  int64_t seq_len, token[kQuad];
+  int64_t seq_len, token[kPair];
 
   __device__ void load(const Tokens& t, const Row& row, int32_t i, int32_t position, int32_t last) {
     if (position > last) return;
     seq_len = load_id(t.seq_lens, i, t.seq_lens_64);
     DCUT_UNROLL
-    for (int j = 0; j < kQuad; ++j) {
+    for (int j = 0; j < kPair; ++j) {
       const int32_t p = position + j;
       if (p == 0) token[j] = load_id(t.bonus_ids, i, t.ids_64);
       if (p > 0 && p <= last) token[j] = load_id(t.draft_ids, int64_t{row.offset} + p - 1, t.ids_64);
@@ -94,12 +94,12 @@ struct Writer {
   }
 
   // The padding rows, the tails, and the first offset: by all threads of all blocks.
-  __device__ void finish(int32_t active, int32_t total, int32_t verified) const {
+  __device__ void finish(int32_t total, int32_t verified) const {
     const int32_t threads = static_cast<int32_t>(gridDim.x * blockDim.x);
     const int32_t thread = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
     if (thread == 0) packed.cu_seqlens[0] = 0;
     DCUT_ROLLED
-    for (int32_t i = active + thread; i < rows.batch; i += threads) {
+    for (int32_t i = active_rows(rows) + thread; i < rows.batch; i += threads) {
       packed.keep_lens[i] = 0, packed.kv_lens[i] = 0, packed.cu_seqlens[i + 1] = total;
     }
     clear(total, rows.capacity, thread, threads);
@@ -118,10 +118,10 @@ struct Depth {
 template <class RanksT, class Visit>
 __device__ inline void walk_depths(RanksT& ranks, uint32_t threshold, Visit visit) {
   ranks.walk([&](int32_t turn) {
-    const Quad quad = ranks.get(turn);
+    const Pair pair = ranks.get(turn);
     uint32_t sum = 0;  // drafts below, and the tie above them
     DCUT_UNROLL
-    for (int j = 0; j < kQuad; ++j) sum += (quad.v[j] < threshold) + (quad.v[j] == threshold ? 256 : 0);
+    for (int j = 0; j < kPair; ++j) sum += (pair.v[j] < threshold) + (pair.v[j] == threshold ? 256 : 0);
     sum = ranks.lanes.row_sum(sum);
     const Row row = ranks.row(turn);
     visit(turn, row, Depth{row.floor + static_cast<int32_t>(sum & 255), sum > 255});
@@ -175,8 +175,8 @@ struct Places {
 // Packs all rows and returns the total.  walk(visit) must go through the rows as walk_depths does; `ties`: how many of
 // the tied rows keep one more draft; `held`: the entries of this thread, with Storage::kHeld.
 template <Storage kStorage, class Walk>
-__device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Group& group, int32_t active, uint32_t ties,
-                               Fixed& fixed, const Entries& held, Walk walk) {
+__device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Group& group, uint32_t ties, Fixed& fixed,
+                               const Entries& held, Walk walk) {
   const bool has_base = out.rows.base_lens != nullptr;
   Place mine = {0, 0};
   walk([&](int32_t, const Row& row, const Depth& depth) {
@@ -191,9 +191,9 @@ __device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Grou
     Entries entries = held;
     if constexpr (kStorage != Storage::kHeld) entries.load(out.tokens, row, i, lanes.position(), kept);
     if (lanes.leads()) out.row_lens(i, kept, entries.seq_len, add_tokens(first, kept + 1));
-    const int32_t q = lanes.position(), at = add_tokens(first, q), last = kept - q;  // of the quad: j <= last
+    const int32_t q = lanes.position(), at = add_tokens(first, q), last = kept - q;  // of the pair: j <= last
     DCUT_UNROLL
-    for (int j = 0; j < kQuad; ++j) {
+    for (int j = 0; j < kPair; ++j) {
       if (j > last) continue;
       const int64_t position = static_cast<int64_t>(static_cast<uint64_t>(entries.seq_len) + static_cast<uint64_t>(q + j));
       const bool inside = at < out.rows.capacity - j;
@@ -205,7 +205,7 @@ __device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Grou
     }
     if (out.packed.fill_gaps && row.base > 1) out.clear(offset, first, lanes.column, 1 << lanes.log_width);
   });
-  out.finish(active, places.all.offset(ties), places.all.index(ties));
+  out.finish(places.all.offset(ties), places.all.index(ties));
   return places.all.offset(ties);
 }
 

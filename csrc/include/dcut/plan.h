@@ -12,12 +12,9 @@ constexpr int32_t kMaxThreads = 1024;
 constexpr int32_t kMaxCluster = 8;
 constexpr uint32_t kPlainShared = 48 * 1024;  // what a block gets without asking
 
-#ifndef V_QUAD
-#define V_QUAD 2
-#endif
-constexpr int32_t kQuad = V_QUAD;  // neighboring positions of a row that one lane works on
+constexpr int32_t kPair = 2;  // neighboring positions of a row that one lane works on
 
-// Where ranks stay between the stages: in registers, a quad per thread; in shared memory; nowhere.
+// Where ranks stay between the stages: in registers, a pair a thread; in shared memory; nowhere.
 enum class Storage : int32_t { kHeld, kShared, kReread };
 
 // A row lies on 2^log_width lanes.  A warp walks through consecutive rows in `turns`.
@@ -38,6 +35,7 @@ struct Limits {
 // Ranks are searched in digits of 9 bits.  Counts of a digit lie in 32 runs, one per lane, with a gap after each: no
 // two lanes meet in a bank.
 constexpr int32_t kDigitBits = 9, kRun = 1 << (kDigitBits - 5), kDigitSize = 32 * (kRun + 1);
+constexpr int32_t kPartialSize = 33;  // of a budget, by warp, with a gap
 
 // One budget in search of its threshold.
 struct Target {
@@ -61,44 +59,49 @@ struct Tally {
 
 struct Fixed {
   uint64_t exp2_t[8];  // copies of the tables in order.h
-  Tally own, all;      // of this block, and of the cluster
+  Tally tally;         // of this block
   Choice choice;
-  int32_t budgets[kMaxBuckets];
-  float costs[kMaxBuckets];
   uint32_t exp2_s[8];
+  int64_t gain[32];                  // by warp: scores of what every budget keeps
   uint32_t verified[32], extra[32];  // by warp
 };
 
-// Byte offsets into the shared memory of a block.
+// Byte offsets into the shared memory of a block, all multiples of 16.
 struct Shared {
-  uint32_t partial, gains, target, counts, sums, keys, end;
+  uint32_t budgets, costs, partial, gains, target, counts, sums, all, keys, end;
 };
 
-// `blocks` > 1: counts of two levels, so that others can still read the last one, and their sums.
-DCUT_HD Shared shared_layout(int32_t targets, int32_t keys, int32_t blocks) {
-  const uint32_t n = static_cast<uint32_t>(targets), counts = n * kDigitSize * 4;
+DCUT_HD uint32_t round_16(uint32_t bytes) { return (bytes + 15) / 16 * 16; }
+
+// `blocks` > 1: counts of two levels, so that others can still read the last one, and the sums over the cluster.
+DCUT_HD Shared shared_layout(int32_t targets, int32_t buckets, int32_t keys, int32_t blocks) {
+  const uint32_t n = static_cast<uint32_t>(targets), r = static_cast<uint32_t>(buckets), counts = n * kDigitSize * 4;
   Shared s = {};
-  s.partial = (static_cast<uint32_t>(sizeof(Fixed)) + 15) / 16 * 16;
-  s.gains = s.partial + n * 33 * 8 + (n & 1) * 8;
-  s.target = s.gains + (n + 1) / 2 * 2 * 8;
+  s.budgets = round_16(static_cast<uint32_t>(sizeof(Fixed)));
+  s.costs = s.budgets + round_16(r * 4);
+  s.partial = s.costs + round_16(r * 4);
+  s.gains = s.partial + round_16(n * kPartialSize * 8);
+  s.target = s.gains + round_16(n * 8);
   s.counts = s.target + n * static_cast<uint32_t>(sizeof(Target));
   s.sums = s.counts + (blocks > 1 ? 2 * counts : 0);
-  s.keys = s.sums + counts;
-  s.end = s.keys + (static_cast<uint32_t>(keys) * 4 + 15) / 16 * 16;
+  s.all = s.sums + counts;
+  s.keys = s.all + (blocks > 1 ? round_16(static_cast<uint32_t>(sizeof(Tally))) : 0);
+  s.end = s.keys + round_16(static_cast<uint32_t>(keys) * 4);
   return s;
 }
 
-// As many budgets at once as fit beside the keys in what a block gets without asking, 5 at least.
+// As many budgets at once as fit beside the keys in what a block gets without asking, 4 at least.  Devices with
+// clusters have far more.
 DCUT_HD int32_t fitting_targets(int32_t buckets, int32_t keys, int32_t blocks) {
   int32_t targets = clamp(buckets + 1, 1, 16);
-  while (targets > 5 && shared_layout(targets, keys, blocks).end > kPlainShared) --targets;
+  while (blocks == 1 && targets > 4 && shared_layout(targets, buckets, keys, 1).end > kPlainShared) --targets;
   return targets;
 }
 
 // Lanes for D + 1 positions, the bonus token first.
 DCUT_HD int32_t log2_width(int32_t draft_len) {
   int32_t log = 0;
-  while (kQuad << log <= draft_len) ++log;
+  while (kPair << log <= draft_len) ++log;
   return log;
 }
 
@@ -116,24 +119,25 @@ DCUT_HD Plan make_shape(int32_t batch, int32_t draft_len, int32_t blocks, int32_
 
 // Of select_and_pack.
 DCUT_HD Plan make_plan(int32_t batch, int32_t draft_len, int32_t buckets, Limits limits) {
-  const int32_t warps = clamp(buckets + 1, 2, 8);
+  const int32_t warps = clamp(buckets + 1, 2, 8);  // and no fewer threads than buckets
   Plan plan = make_shape(batch, draft_len, 1, warps);
   plan.storage = plan.turns <= 1 ? Storage::kHeld : Storage::kShared;
   int32_t keys = 0;
   if (plan.storage == Storage::kShared) {
     int32_t blocks = 1;
-    while (blocks < limits.cluster && blocks * 256 < batch << plan.log_width) blocks *= 2;
+    while (blocks < limits.cluster && blocks * 512 < batch << plan.log_width) blocks *= 2;
     plan = make_shape(batch, draft_len, blocks, warps);
     plan.storage = Storage::kShared;
-    keys = (plan.threads >> plan.log_width) * plan.turns * draft_len;
+    const int32_t rows = (plan.threads >> plan.log_width) * plan.turns;
+    keys = (rows < batch ? rows : batch) * draft_len;
   }
   plan.targets = fitting_targets(buckets, keys, plan.blocks);
-  plan.shared_bytes = shared_layout(plan.targets, keys, plan.blocks).end;
+  plan.shared_bytes = shared_layout(plan.targets, buckets, keys, plan.blocks).end;
   if (plan.shared_bytes <= limits.shared_bytes) return plan;
   plan = make_shape(batch, draft_len, 1, warps);
   plan.storage = Storage::kReread;
   plan.targets = fitting_targets(buckets, 0, 1);
-  plan.shared_bytes = shared_layout(plan.targets, 0, 1).end;
+  plan.shared_bytes = shared_layout(plan.targets, buckets, 0, 1).end;
   return plan;
 }
 

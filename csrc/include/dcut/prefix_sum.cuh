@@ -38,53 +38,53 @@ __device__ inline uint32_t q_of_bits(int32_t bits, bool log) {
   return static_cast<uint32_t>(log ? q_of_log_confidence(bits) : q_of_confidence(bits));
 }
 
-// One number for each position of a quad.
-struct Quad {
-  uint32_t v[kQuad];
+// One number for each position of a pair.
+struct Pair {
+  uint32_t v[kPair];
 };
 
 // The q, or given prefix sums, of the drafts from `at` on that `exists`.
 template <class Exists>
-__device__ inline Quad load_q(const Scores& scores, int32_t at, Exists exists) {
-  Quad quad = {};
+__device__ inline Pair load_q(const Scores& scores, int32_t at, Exists exists) {
+  Pair pair = {};
   if (scores.prefix || scores.type == FloatType::kFloat32) {
     const int32_t* from = (scores.prefix ? scores.prefix : static_cast<const int32_t*>(scores.confidence)) + at;
     DCUT_UNROLL
-    for (int j = 0; j < kQuad; ++j) {
-      if (exists(j)) quad.v[j] = static_cast<uint32_t>(__ldg(from + j));
+    for (int j = 0; j < kPair; ++j) {
+      if (exists(j)) pair.v[j] = static_cast<uint32_t>(__ldg(from + j));
     }
   } else {
     const uint16_t* from = static_cast<const uint16_t*>(scores.confidence) + at;
     const bool half = scores.type == FloatType::kFloat16;
-    for (int j = 0; j < kQuad; ++j) {
-      if (exists(j)) quad.v[j] = static_cast<uint32_t>(half ? widen_half(__ldg(from + j)) : widen_bfloat16(__ldg(from + j)));
+    for (int j = 0; j < kPair; ++j) {
+      if (exists(j)) pair.v[j] = static_cast<uint32_t>(half ? widen_half(__ldg(from + j)) : widen_bfloat16(__ldg(from + j)));
     }
   }
   DCUT_UNROLL
-  for (int j = 0; j < kQuad; ++j) {
-    const int32_t value = static_cast<int32_t>(quad.v[j]);
+  for (int j = 0; j < kPair; ++j) {
+    const int32_t value = static_cast<int32_t>(pair.v[j]);
     const uint32_t q = scores.prefix ? static_cast<uint32_t>(clamp(value, 0, kQMax)) : q_of_bits(value, scores.log);
-    quad.v[j] = exists(j) ? q : 0;
+    pair.v[j] = exists(j) ? q : 0;
   }
-  return quad;
+  return pair;
 }
 
 // Prefix sums at this lane's positions, from the q of each, or running maxima of given prefix sums.
-__device__ inline Quad prefix_sums(Quad q, const Scores& scores, const Lanes& lanes) {
+__device__ inline Pair prefix_sums(Pair q, const Scores& scores, const Lanes& lanes) {
   const auto join = [&](uint32_t a, uint32_t b) { return scores.prefix ? max(a, b) : a + b; };
   DCUT_UNROLL
-  for (int j = 1; j < kQuad; ++j) q.v[j] = join(q.v[j], q.v[j - 1]);
-  uint32_t sum = min(q.v[kQuad - 1], static_cast<uint32_t>(kQMax));
+  for (int j = 1; j < kPair; ++j) q.v[j] = join(q.v[j], q.v[j - 1]);
+  uint32_t sum = min(q.v[kPair - 1], static_cast<uint32_t>(kQMax));
   DCUT_UNROLL
-  for (int o = 1; o < 64 / kQuad; o <<= 1) {  // 32 values below 2^26 do not overflow
+  for (int o = 1; o < 64 / kPair; o <<= 1) {  // 32 values below 2^26 do not overflow
     const uint32_t left = __shfl_up_sync(kAllLanes, sum, o);
     if (lanes.column >= o) sum = join(sum, left);
   }
   uint32_t before = __shfl_up_sync(kAllLanes, min(sum, static_cast<uint32_t>(kQMax)), 1);
   if (lanes.leads()) before = 0;
-  Quad sums;
+  Pair sums;
   DCUT_UNROLL
-  for (int j = 0; j < kQuad; ++j) {
+  for (int j = 0; j < kPair; ++j) {
     const uint32_t own = scores.shifted ? (j == 0 ? 0 : q.v[j - 1]) : q.v[j];
     sums.v[j] = min(join(before, own), static_cast<uint32_t>(kQMax));
   }
@@ -108,11 +108,17 @@ struct Ranks {
   uint32_t* shared;  // [rows of the block, draft_len], with Storage::kShared
   int32_t active;
   Row held_row = {};
-  Quad held = {};
+  Pair held = {};  // keys, and when they have been counted, ranks
 
   __device__ Ranks(const Rows& r, const Scores& s, const Lanes& l, uint32_t* memory)
       : rows(r), scores(s), lanes(l), shared(memory), active(active_rows(r)) {
     if constexpr (kHolds) held_row = load_row(rows, scores.prefix, lanes.row(0), active);
+  }
+
+  // What can be read before the counts are clear; a barrier must follow.
+  __device__ void fetch() {
+    if constexpr (kHolds) held = read_keys(0, held_row);
+    if constexpr (kStorage == Storage::kShared) stage();
   }
 
   // Calls visit(turn) for every turn of the warp.
@@ -131,32 +137,36 @@ struct Ranks {
     return load_row(rows, scores.prefix, lanes.row(turn), active);
   }
 
-  // The keys at this lane's positions, from the tables.
-  __device__ Quad keys(int32_t turn, const Row& row) const {
+  // The keys at this lane's positions.
+  __device__ Pair keys(int32_t turn, const Row& row) const {
+    if constexpr (kHolds) return held;
+    return read_keys(turn, row);
+  }
+  __device__ Pair read_keys(int32_t turn, const Row& row) const {
     const auto exists = [&](int j) { return lanes.position() + j > 0 && lanes.position() + j <= row.drafts; };
-    Quad quad = {};
+    Pair pair = {};
     if (staged()) {
       DCUT_UNROLL
-      for (int j = 0; j < kQuad; ++j) {
-        if (exists(j)) quad.v[j] = place(turn)[j];
+      for (int j = 0; j < kPair; ++j) {
+        if (exists(j)) pair.v[j] = place(turn)[j];
       }
     } else {
-      quad = load_q(scores, row.offset + lanes.position() - 1, exists);
+      pair = load_q(scores, row.offset + lanes.position() - 1, exists);
     }
-    quad = prefix_sums(quad, scores, lanes);
+    pair = prefix_sums(pair, scores, lanes);
     DCUT_UNROLL
-    for (int j = 0; j < kQuad; ++j) quad.v[j] = key_of(static_cast<int32_t>(quad.v[j]), row.w);
-    return quad;
+    for (int j = 0; j < kPair; ++j) pair.v[j] = key_of(static_cast<int32_t>(pair.v[j]), row.w);
+    return pair;
   }
 
-  __device__ Quad ranks_of(const Quad& keys, const Row& row) const {
-    Quad ranks;
+  __device__ Pair ranks_of(const Pair& keys, const Row& row) const {
+    Pair ranks;
     DCUT_UNROLL
-    for (int j = 0; j < kQuad; ++j) ranks.v[j] = rank_of(keys.v[j], row, lanes.position() + j);
+    for (int j = 0; j < kPair; ++j) ranks.v[j] = rank_of(keys.v[j], row, lanes.position() + j);
     return ranks;
   }
 
-  // Entry j of a quad has a place in shared memory: place(turn)[j].
+  // Entry j of a pair has a place in shared memory: place(turn)[j].
   __device__ bool has_place(int32_t turn, int32_t j) const {
     const int32_t p = lanes.position() + j;
     return lanes.row(turn) < rows.batch && p > 0 && p <= rows.draft_len;
@@ -165,26 +175,26 @@ struct Ranks {
     return shared + (lanes.row(turn) - lanes.block_row) * rows.draft_len + lanes.position() - 1;
   }
 
-  __device__ void put(int32_t turn, const Quad& ranks) {
+  __device__ void put(int32_t turn, const Pair& ranks) {
     if constexpr (kHolds) held = ranks;
     if constexpr (kStorage == Storage::kShared) {
       DCUT_UNROLL
-      for (int j = 0; j < kQuad; ++j) {
+      for (int j = 0; j < kPair; ++j) {
         if (has_place(turn, j)) place(turn)[j] = ranks.v[j];
       }
     }
   }
 
-  __device__ Quad get(int32_t turn) const {
+  __device__ Pair get(int32_t turn) const {
     if constexpr (kHolds) return held;
     if constexpr (kStorage == Storage::kShared) {
-      Quad ranks;
+      Pair ranks;
       DCUT_UNROLL
-      for (int j = 0; j < kQuad; ++j) ranks.v[j] = has_place(turn, j) ? place(turn)[j] : kNoKey;
+      for (int j = 0; j < kPair; ++j) ranks.v[j] = has_place(turn, j) ? place(turn)[j] : kNoKey;
       return ranks;
     }
     const Row from = row(turn);
-    return ranks_of(keys(turn, from), from);
+    return ranks_of(read_keys(turn, from), from);
   }
 
 // Whether the rows lie in order in one aligned table of float32, to be read in 16-byte loads.
@@ -195,7 +205,7 @@ struct Ranks {
            reinterpret_cast<uintptr_t>(scores.confidence) % 16 == 0;
   }
 
-  // Puts the q of every draft of the block where its rank will be; a barrier must follow.
+  // Puts the q of every draft of the block where its rank will be.
   __device__ void stage() {
     if (!staged()) return;
     const int32_t* source = static_cast<const int32_t*>(scores.confidence) + lanes.block_row * rows.draft_len;

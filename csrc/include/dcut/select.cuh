@@ -35,27 +35,27 @@ __device__ inline int64_t score(uint32_t key, const Fixed& fixed) {
   return score_of(key, fixed.exp2_t[exp2_index(key)], fixed.exp2_s[exp2_index(key)]);
 }
 
-// Reads every row once: ranks into their place, leading digits and sums into the tally of the block.  Returns this
-// thread's scores of what every budget keeps, the bonus token included if it counts.
+// Reads every row once: ranks into their place, leading digits and sums into the tally of the block, and into fixed.gain
+// the scores of what every budget keeps, the bonus token included if it counts.
 template <class RanksT>
-__device__ inline int64_t tally(RanksT& ranks, Fixed& fixed, bool count_bonus) {
+__device__ inline void tally(RanksT& ranks, Fixed& fixed, bool count_bonus) {
   uint32_t drafts = 0, base_low = 0, base_high = 0;  // drafts: floors above 16 bits, candidates below
   int64_t gain = 0;
   ranks.walk([&](int32_t turn) {
     const Row row = ranks.row(turn);
-    const Quad keys = ranks.keys(turn, row), quad = ranks.ranks_of(keys, row);
-    ranks.put(turn, quad);
+    const Pair keys = ranks.keys(turn, row), pair = ranks.ranks_of(keys, row);
+    ranks.put(turn, pair);
     DCUT_UNROLL
-    for (int j = 0; j < kQuad; ++j) {
-      const bool candidate = quad.v[j] != kNoKey;
-      if (candidate) atomicAdd(fixed.own.first + digit_slot(quad.v[j] >> digit_shift(0)), 1u);
+    for (int j = 0; j < kPair; ++j) {
+      const bool candidate = pair.v[j] != kNoKey;
+      if (candidate) atomicAdd(fixed.tally.first + digit_slot(pair.v[j] >> digit_shift(0)), 1u);
       drafts += candidate;
     }
     DCUT_ROLLED
-    for (int32_t p = max(ranks.lanes.position(), 1); p < ranks.lanes.position() + kQuad && p <= row.floor; ++p) {
+    for (int32_t p = max(ranks.lanes.position(), 1); p < ranks.lanes.position() + kPair && p <= row.floor; ++p) {
       uint32_t key = 0;
       DCUT_UNROLL
-      for (int j = 0; j < kQuad; ++j) key = p == ranks.lanes.position() + j ? keys.v[j] : key;
+      for (int j = 0; j < kPair; ++j) key = p == ranks.lanes.position() + j ? keys.v[j] : key;
       gain += score(key, fixed), drafts += 1u << 16;
     }
     if (ranks.lanes.leads() && row.base > 0) {
@@ -63,14 +63,14 @@ __device__ inline int64_t tally(RanksT& ranks, Fixed& fixed, bool count_bonus) {
       base_low += static_cast<uint32_t>(row.base) & 0xffffu, base_high += static_cast<uint32_t>(row.base) >> 16;
     }
   });
-  drafts = warp_sum(drafts), base_low = warp_sum(base_low);
+  drafts = warp_sum(drafts), base_low = warp_sum(base_low), gain = warp_sum(gain);
   base_high = ranks.rows.base_lens ? warp_sum(base_high) : 0;
   if (lane() == 0) {
-    atomicAdd(&fixed.own.candidates, drafts & 0xffffu), atomicAdd(&fixed.own.base_low, base_low);
-    if (drafts >> 16) atomicAdd(&fixed.own.floors, drafts >> 16);
-    if (base_high) atomicAdd(&fixed.own.base_high, base_high);
+    fixed.gain[warp()] = gain;
+    atomicAdd(&fixed.tally.candidates, drafts & 0xffffu), atomicAdd(&fixed.tally.base_low, base_low);
+    if (drafts >> 16) atomicAdd(&fixed.tally.floors, drafts >> 16);
+    if (base_high) atomicAdd(&fixed.tally.base_high, base_high);
   }
-  return gain;
 }
 
 struct Cell {
@@ -83,11 +83,11 @@ __device__ inline Cell find_cell(const uint32_t* counts, uint32_t need) {
   uint32_t own = 0;
   DCUT_UNROLL
   for (int j = 0; j < kRun; ++j) own += run[j];
-  uint32_t sum = warp_scan(own);
+  uint32_t sum = warp_scan<32>(own);
   const int32_t owner = __ffs(static_cast<int>(__ballot_sync(kAllLanes, sum >= need))) - 1;
   const uint32_t before = __shfl_sync(kAllLanes, sum - own, owner);
   const uint32_t inside = lane() < kRun ? counts[owner * (kRun + 1) + lane()] : 0;
-  sum = warp_scan(inside) + before;
+  sum = warp_scan<kRun>(inside) + before;
   const int32_t digit = __ffs(static_cast<int>(__ballot_sync(kAllLanes, sum >= need))) - 1;
   return {static_cast<uint32_t>(owner * kRun + digit), __shfl_sync(kAllLanes, sum - inside, digit),
           __shfl_sync(kAllLanes, inside, digit)};
@@ -123,18 +123,25 @@ __device__ inline void select(RanksT& ranks, const Group& group, const Tally& su
     if (level > 0) {
       uint32_t* own = counts.of_level(level);
       ranks.walk([&](int32_t turn) {
-        const Quad quad = ranks.get(turn);
+        const Pair pair = ranks.get(turn);
         DCUT_ROLLED
         for (int32_t t = 0; t < n; ++t) {
           const uint32_t at = targets[t].at;
           DCUT_UNROLL
-          for (int j = 0; j < kQuad; ++j) {
-            const uint32_t rank = quad.v[j], digit = rank >> shift & ((1u << (above - shift)) - 1);
+          for (int j = 0; j < kPair; ++j) {
+            const uint32_t rank = pair.v[j], digit = rank >> shift & ((1u << (above - shift)) - 1);
             if (rank >> above == at && rank != kNoKey) atomicAdd(own + t * kDigitSize + digit_slot(digit), 1u);
           }
         }
       });
-      group.sum(own, counts.all, n * kDigitSize);
+      group.sync();
+      if (group.size > 1) {
+        for (int32_t t = 0; t < n; ++t) {
+          const int32_t at = t * kDigitSize;
+          if (targets[t].at != kSettled) group.sum(own + at, counts.all + at, kDigitSize);
+        }
+        __syncthreads();
+      }
       found = counts.all;
     }
     open = false;

@@ -39,18 +39,19 @@ __device__ inline uint32_t saturating_sum(uint32_t v) {
   return v;
 }
 
-// Inclusive scan over the lanes of a warp.
+// Inclusive scan over the lanes of a warp, of which the first `kLanes` matter.
+template <int32_t kLanes>
 __device__ inline uint32_t warp_scan(uint32_t v) {
   DCUT_UNROLL
-  for (int o = 1; o < 32; o <<= 1) {
+  for (int o = 1; o < kLanes; o <<= 1) {
     const uint32_t left = __shfl_up_sync(kAllLanes, v, o);
     if (lane() >= o) v += left;
   }
   return v;
 }
 
-// Positions 0..D of a row, 0 being the bonus token, lie in quads on 2^log_width neighboring lanes.  A turn is what a
-// warp works on at once: a quad per lane.
+// Positions 0..D of a row, 0 being the bonus token, lie in pairs on 2^log_width neighboring lanes.  A turn is what a
+// warp works on at once: a pair per lane.
 struct Lanes {
   int32_t log_width, column, turns;
   int32_t first, stride;  // row of this lane in the first turn, and rows a turn
@@ -67,7 +68,7 @@ struct Lanes {
   }
 
   __device__ int32_t row(int32_t turn) const { return first + turn * stride; }
-  __device__ int32_t position() const { return column * kQuad; }  // first of the quad
+  __device__ int32_t position() const { return column * kPair; }  // first of the pair
   __device__ bool leads() const { return column == 0; }           // holds the bonus token
 
   // Sum over the lanes of this lane's row, the same in all of them.
@@ -89,17 +90,14 @@ struct Group {
     }
   }
 
-  // all[j] = sum of own[j] over the blocks, seen by the whole block.  With one block `all` is `own`.
+  // all[j] = sum of own[j] over the blocks; a barrier must precede and follow.
   __device__ void sum(const uint32_t* own, uint32_t* all, int32_t n) const {
-    sync();
-    if (size == 1) return;
     DCUT_ROLLED
     for (int32_t j = static_cast<int32_t>(threadIdx.x); j < n; j += static_cast<int32_t>(blockDim.x)) {
       uint32_t v = 0;
       for (uint32_t b = 0; b < size; ++b) v += *in_block(own + j, b);
       all[j] = v;
     }
-    __syncthreads();
   }
 };
 
