@@ -43,8 +43,8 @@ void select_and_pack(StableIValue* stack, uint64_t, uint64_t) {
   const int64_t size = prepare(results, given, tokens, capacity, buckets, static_cast<bool>(options.base_lens), device);
 
   Kernels::select_and_pack(device, options.rows(tokens.batch, tokens.slots, tokens.width, size),
-                       Scores{confidence.data, nullptr, float_type(confidence), log, shifted}, policy.tables(buckets),
-                       tokens.tokens(), results.packed(), results.decision());
+                           Scores{confidence.data, nullptr, float_type(confidence), log, shifted},
+                           policy.tables(buckets), tokens.tokens(), results.packed(), results.decision());
   if (!given) results.give(stack);
 }
 
@@ -71,7 +71,7 @@ void log_prefix_sum(StableIValue* stack, uint64_t, uint64_t) {
 
   Tensor prefix = allocate({batch, width}, int32_dtype(), device);
   Kernels::log_prefix_sum(device, options.rows(batch, slots, width, kInt32Max),
-                      Scores{confidence.data, nullptr, float_type(confidence), log, shifted}, prefix.as<int32_t>());
+                          Scores{confidence.data, nullptr, float_type(confidence), log, shifted}, prefix.as<int32_t>());
   stack[0] = torch::stable::detail::from(prefix.release());
 }
 
@@ -115,7 +115,8 @@ void segmented_topk(StableIValue* stack, uint64_t, uint64_t) {
   ranked.capacity = read_capacity(in);
   ranked.check_all(Kernels::kLimits);
   Tensor keep = allocate({ranked.buckets, ranked.batch}, int32_dtype(), ranked.device);
-  Kernels::segmented_topk(ranked.device, ranked.rows(), ranked.scores(), ranked.policy.tables(ranked.buckets), keep.as<int32_t>());
+  Kernels::segmented_topk(ranked.device, ranked.rows(), ranked.scores(), ranked.policy.tables(ranked.buckets),
+                          keep.as<int32_t>());
   stack[0] = torch::stable::detail::from(keep.release());
 }
 
@@ -134,7 +135,7 @@ void bucket_argmax(StableIValue* stack, uint64_t, uint64_t) {
   Tensor decision = allocate({4}, int32_dtype(), ranked.device);
   Tensor gains = allocate({ranked.buckets}, int64_dtype(), ranked.device);
   Kernels::bucket_argmax(ranked.device, ranked.rows(), ranked.scores(), ranked.policy.tables(ranked.buckets),
-                     Decision{decision.as<int32_t>(), gains.as<int64_t>()});
+                         Decision{decision.as<int32_t>(), gains.as<int64_t>()});
   stack[0] = torch::stable::detail::from(decision.release());
   stack[1] = torch::stable::detail::from(gains.release());
 }
@@ -161,7 +162,7 @@ void pack_prefixes(StableIValue* stack, uint64_t, uint64_t) {
   check_paging(tokens.block_table, tokens.block_size, tokens.batch, device);
   const int64_t size = prepare(results, false, tokens, capacity, 0, static_cast<bool>(options.base_lens), device);
   Kernels::pack_prefixes(device, options.rows(tokens.batch, tokens.slots, tokens.width, size), keep_lens.as<int32_t>(),
-                     tokens.tokens(), results.packed(), results.decision());
+                         tokens.tokens(), results.packed(), results.decision());
   results.give(stack);
 }
 

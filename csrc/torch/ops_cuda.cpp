@@ -26,7 +26,8 @@ cudaStream_t current_stream(int32_t device) {
 template <class Function, class... Args>
 void run(Function function, Device device, const Args&... args) {
   const cudaError_t error = function(args..., gpu::Where{device.index, current_stream(device.index)});
-  if (error != cudaSuccess) throw std::runtime_error(std::string("dcut: the launch failed: ") + cudaGetErrorString(error));
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string("dcut: the launch failed: ") + cudaGetErrorString(error));
 }
 
 struct CudaKernels {

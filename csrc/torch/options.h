@@ -161,8 +161,8 @@ inline Capacity read_capacity(Reader& in) {
 }
 
 // Checks the pad token and the capacity, and checks or allocates the results.  Returns the capacity.
-inline int64_t prepare(Results& results, bool given, const TokenOptions& tokens, const Capacity& capacity, int64_t buckets,
-                bool has_base, Device device) {
+inline int64_t prepare(Results& results, bool given, const TokenOptions& tokens, const Capacity& capacity,
+                       int64_t buckets, bool has_base, Device device) {
   check_pad_token(tokens.pad_token, is_int64(tokens.draft_ids));
   const int32_t ids = tokens.draft_ids.dtype;
   int64_t out = kAny;

@@ -72,7 +72,8 @@ __device__ inline int64_t block_gain(const int64_t* partial, int32_t t) {
 }
 
 // The gain of target t over all blocks: their sums, and the ties.
-__device__ inline int64_t total_gain(const Group& group, const Fixed& fixed, const Target& target, const int64_t* gain) {
+__device__ inline int64_t total_gain(const Group& group, const Fixed& fixed, const Target& target,
+                                     const int64_t* gain) {
   int64_t total = target.ties > 0 ? target.ties * score(target.threshold >> 6, fixed) : 0;
   DCUT_ROLLED
   for (uint32_t b = 0; b < group.size; ++b) total += *in_block(gain, b);

@@ -4,7 +4,7 @@
 // found so far.  A budget is settled as soon as it takes all that is left: with real confidences after two digits.
 #pragma once
 
-#include "prefix_sum.cuh"
+#include "ranks.cuh"
 
 namespace dcut::gpu {
 
@@ -35,8 +35,8 @@ __device__ inline int64_t score(uint32_t key, const Fixed& fixed) {
   return score_of(key, fixed.exp2_t[exp2_index(key)], fixed.exp2_s[exp2_index(key)]);
 }
 
-// Reads every row once: ranks into their place, leading digits and sums into the tally of the block, and into fixed.gain
-// the scores of what every budget keeps, the bonus token included if it counts.
+// Reads every row once: ranks into their place, leading digits and sums into the tally of the block, and into
+// fixed.gain the scores of what every budget keeps, the bonus token included if it counts.
 template <class RanksT>
 __device__ inline void tally(RanksT& ranks, Fixed& fixed, bool count_bonus) {
   uint32_t drafts = 0, base_low = 0, base_high = 0;  // drafts: floors above 16 bits, candidates below

@@ -1,5 +1,5 @@
-// What device code needs of its compiler.  Under nvcc and NVRTC these are CUDA's own names; any other compiler must have
-// included a header that provides them before.
+// What device code needs of its compiler.  Under nvcc and NVRTC these are CUDA's own names; any other compiler must
+// have included a header that provides them before.
 #pragma once
 
 #include "order.h"

@@ -1,142 +1,16 @@
-// The kernels, put together from the stages.
+// The fused kernel; parts.cuh has the others.
 #pragma once
 
-#include "bucket_argmax.cuh"
+#include "decide.cuh"
 #include "pack.cuh"
+#include "parts.cuh"
 
 namespace dcut::gpu {
 
-// The shared memory of a block.
-struct Block {
-  Fixed& fixed;
-  Tally& all;  // of the cluster
-  Buckets buckets;
-  int64_t *partial, *gains;  // [targets, kPartialSize], [targets]
-  Target* targets;           // [targets]
-  Counts counts;
-  uint32_t* keys;  // [rows of the block, draft_len] with Storage::kShared
-  int32_t at_once;
-
-  __device__ Block(unsigned char* memory, const Plan& plan, const Group& group, int32_t count)
-      : Block(memory, plan, group, count,
-              shared_layout(plan.targets, count, 0, static_cast<int32_t>(group.size))) {}
-
-  // All counts and sums to zero; a barrier must follow.
-  __device__ void clear() const {
-    const int32_t thread = static_cast<int32_t>(threadIdx.x);
-    clear(&fixed.tally, static_cast<int32_t>(sizeof(Tally)));
-    clear_counts();
-    if (thread < 8) {  // by immediates: a table in memory would have to be fetched
-      uint64_t t = 0;
-      uint32_t s = 0;
-      DCUT_UNROLL
-      for (int j = 0; j < 8; ++j) {
-        if (thread == j) t = exp2_t(j), s = exp2_s(j);
-      }
-      fixed.exp2_t[thread] = t, fixed.exp2_s[thread] = s;
-    }
-    if (thread == 0) fixed.choice = {-1.0, 0, 0, -1, 0, 0};
-  }
-
-  __device__ void clear_counts() const { clear(counts.own, (counts.stride > 0 ? 2 : 1) * at_once * kDigitSize * 4); }
-
- private:
-  __device__ static void clear(void* memory, int32_t bytes) {
-    DCUT_ROLLED
-    for (int32_t j = static_cast<int32_t>(threadIdx.x); j < bytes / 16; j += static_cast<int32_t>(blockDim.x)) {
-      static_cast<uint4*>(memory)[j] = {0, 0, 0, 0};
-    }
-  }
-
-  __device__ Block(unsigned char* memory, const Plan& plan, const Group& group, int32_t count, const Shared& s)
-      : fixed(*reinterpret_cast<Fixed*>(memory)),
-        all(group.size == 1 ? fixed.tally : *reinterpret_cast<Tally*>(memory + s.all)),
-        buckets{reinterpret_cast<int32_t*>(memory + s.budgets), reinterpret_cast<float*>(memory + s.costs), count},
-        partial(reinterpret_cast<int64_t*>(memory + s.partial)),
-        gains(reinterpret_cast<int64_t*>(memory + s.gains)),
-        targets(reinterpret_cast<Target*>(memory + s.target)),
-        counts{reinterpret_cast<uint32_t*>(memory + s.counts), reinterpret_cast<uint32_t*>(memory + s.sums),
-               group.size == 1 ? 0 : plan.targets * kDigitSize},
-        keys(reinterpret_cast<uint32_t*>(memory + s.keys)),
-        at_once(plan.targets) {}
-};
-
-// Tokens of the step under target `r`: a bucket, or after the last one the given budget or all that fits.
-__device__ inline int32_t target_total(const Block& block, const Tables& tables, const Totals& totals, int32_t r) {
-  if (r < tables.buckets) return totals.clamp_budget(block.buckets.budgets[r]);
-  return tables.budget ? totals.clamp_budget(__ldg(tables.budget)) : totals.highest;
-}
-
-// The sums over all rows, after every rank is in its place.
-template <class RanksT>
-__device__ inline void prepare(RanksT& ranks, const Block& block, const Group& group, const Tables& tables) {
-  const Bucket bucket(tables, ranks.active);
-  ranks.fetch();
-  block.clear();
-  __syncthreads();
-  tally(ranks, block.fixed, tables.count_bonus);
-  bucket.put(block.buckets);
-  group.sync();
-  if (group.size > 1) {
-    group.sum(block.fixed.tally.first, block.all.first, static_cast<int32_t>(sizeof(Tally) / 4));
-    __syncthreads();
-  }
-}
-
-// Finds the thresholds of targets 0..last, as many at once as fit, and calls visit(first, n) for each lot of them.
-template <class RanksT, class Visit>
-__device__ inline void select_all(RanksT& ranks, const Block& block, const Group& group, const Tables& tables,
-                                  const Totals& totals, int32_t last, Visit visit) {
-  for (int32_t first = 0; first <= last; first += block.at_once) {
-    const int32_t n = min(block.at_once, last + 1 - first);
-    select(ranks, group, block.all, block.targets, block.counts, n, [&](int32_t t) {
-      return static_cast<uint32_t>(target_total(block, tables, totals, first + t) - totals.lowest);
-    });
-    visit(first, n);
-    group.sync();
-    if (group.size > 1 && first + n <= last) {  // no block reads the counts of another any more
-      block.clear_counts();
-      __syncthreads();
-    }
-  }
-}
-
-// Everything from confidences to the choice, which lies in block.fixed afterwards.
-template <class RanksT>
-__device__ inline void decide(RanksT& ranks, const Block& block, const Group& group, const Tables& tables,
-                              const Decision& out) {
-  const int32_t buckets = tables.buckets;
-  prepare(ranks, block, group, tables);
-  const Totals totals(block.all, ranks.rows.capacity);
-  select_all(ranks, block, group, tables, totals, buckets, [&](int32_t first, int32_t n) {
-    const int32_t gained = max(min(n, buckets - first), 0);  // the last target is no bucket
-    if (gained > 0) sum_gains(ranks, block.fixed, block.targets, gained, block.partial);
-    if (gained > 0 && warp() == 0 && lane() < gained) block.gains[lane()] = block_gain(block.partial, lane());
-    if (group.size > 1) group.sync();
-    if (warp() != 0) return;
-    Choice& choice = block.fixed.choice;
-    if (gained > 0) {
-      const int32_t t = min(lane(), gained - 1);
-      __syncwarp();
-      const int64_t gain = total_gain(group, block.fixed, block.targets[t], block.gains + t);
-      if (group.rank == 0 && lane() < gained) out.gains[first + lane()] = gain;
-      argmax(block.buckets, block.targets, gain, first, gained, choice);
-      __syncwarp();
-    }
-    if (first + n > buckets) {
-      const int32_t fallback = target_total(block, tables, totals, buckets);
-      conclude(block.buckets, tables.budget != nullptr, totals, fallback, block.targets[n - 1], choice);
-    }
-  });
-  if (group.rank == 0 && threadIdx.x < 4) {
-    const Choice& c = block.fixed.choice;
-    out.decision[threadIdx.x] = threadIdx.x == 0 ? c.bucket : (threadIdx.x == 3 ? c.padded : c.total);
-  }
-}
-
 template <Storage kStorage>
-__global__ void __launch_bounds__(kMaxThreads, 1) select_and_pack(Rows rows, Scores scores, Tables tables, Tokens tokens,
-                                                                  Packed packed, Decision decision, Plan plan) {
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    select_and_pack(Rows rows, Scores scores, Tables tables, Tokens tokens, Packed packed, Decision decision,
+                    Plan plan) {
   DCUT_SHARED(memory);
   const Group group = kStorage == Storage::kShared ? Group{cluster_rank(), cluster_size()} : Group{0, 1};
   const Block block(memory, plan, group, tables.buckets);
@@ -152,80 +26,6 @@ __global__ void __launch_bounds__(kMaxThreads, 1) select_and_pack(Rows rows, Sco
   pack<kStorage>(Writer{rows, tokens, packed}, lanes, group, choice.ties, block.fixed, entries,
                  [&](auto visit) { walk_depths(ranks, choice.threshold, visit); });
   if (group.size > 1) cluster_sync();  // others may still read this block's memory
-}
-
-// The parts.  One block each, and nothing is kept between the stages.
-
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    bucket_argmax(Rows rows, Scores scores, Tables tables, Decision decision, Plan plan) {
-  DCUT_SHARED(memory);
-  const Group group = {0, 1};
-  const Block block(memory, plan, group, tables.buckets);
-  const Lanes lanes(plan, 0);
-  Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
-  decide(ranks, block, group, tables, decision);
-}
-
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    segmented_topk(Rows rows, Scores scores, Tables tables, int32_t* keep, Plan plan) {  // keep: [buckets, batch]
-  DCUT_SHARED(memory);
-  const Group group = {0, 1};
-  const Block block(memory, plan, group, tables.buckets);
-  const Lanes lanes(plan, 0);
-  Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
-  prepare(ranks, block, group, tables);
-  const Totals totals(block.all, rows.capacity);
-  select_all(ranks, block, group, tables, totals, tables.buckets - 1, [&](int32_t first, int32_t n) {
-    for (int32_t t = 0; t < n; ++t) {
-      const Target target = block.targets[t];
-      int32_t* to = keep + static_cast<int64_t>(first + t) * rows.batch;
-      Place mine = {0, 0};
-      walk_depths(ranks, target.threshold, [&](int32_t, const Row& row, const Depth& depth) {
-        if (lanes.column == 0) mine.add(verified_of(row, depth), 0);
-      });
-      Places places(mine, group, block.fixed, false);
-      walk_depths(ranks, target.threshold, [&](int32_t turn, const Row& row, const Depth& depth) {
-        const Place here = advance(places.here, verified_of(row, depth), 0, lanes, false);
-        const int32_t i = lanes.row(turn), kept = depth.kept + (depth.tie && here.ties() < target.ties);
-        if (lanes.column == 0 && i < rows.batch) to[i] = row.base > 0 ? kept : 0;
-      });
-      __syncthreads();
-    }
-  });
-}
-
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    log_prefix_sum(Rows rows, Scores scores, int32_t* prefix, Plan plan) {  // [batch, draft_len]
-  const Lanes lanes(plan, blockIdx.x);
-  Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
-  ranks.walk([&](int32_t turn) {
-    const Row row = ranks.row(turn);
-    const auto exists = [&](int j) { return lanes.position() + j > 0 && lanes.position() + j <= row.drafts; };
-    const Pair pair = prefix_sums(load_q(scores, row.offset + lanes.position() - 1, exists), scores, lanes);
-    int32_t* to = prefix + static_cast<int64_t>(lanes.row(turn)) * rows.draft_len + lanes.position() - 1;
-    DCUT_UNROLL
-    for (int j = 0; j < kPair; ++j) {
-      if (ranks.has_place(turn, j)) to[j] = row.drafts > 0 ? static_cast<int32_t>(pair.v[j]) : -1;
-    }
-  });
-}
-
-__global__ void __launch_bounds__(kMaxThreads, 1) pack_prefixes(Rows rows, const int32_t* keep_lens, Tokens tokens,
-                                                                Packed packed, Decision decision, Plan plan) {
-  DCUT_SHARED(memory);
-  Fixed& fixed = *reinterpret_cast<Fixed*>(memory);
-  const Lanes lanes(plan, 0);
-  const int32_t active = active_rows(rows);
-  const auto walk = [&](auto visit) {
-    for (int32_t turn = 0; turn < lanes.turns; ++turn) {
-      const Row row = load_row(rows, nullptr, lanes.row(turn), active);
-      const int32_t kept = row.base > 0 ? clamp(__ldg(keep_lens + lanes.row(turn)), 0, row.drafts) : 0;
-      visit(turn, row, Depth{kept, false});
-    }
-  };
-  const Writer writer = {rows, tokens, packed};
-  const int32_t total = pack<Storage::kReread>(writer, lanes, {0, 1}, 0, fixed, Entries{}, walk);
-  if (threadIdx.x < 4) decision.decision[threadIdx.x] = threadIdx.x == 0 ? -1 : total;
 }
 
 }  // namespace dcut::gpu
