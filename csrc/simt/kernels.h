@@ -9,7 +9,7 @@ namespace dcut::simt {
 struct Device {
   Config config;
   uint32_t shared_limit = 227 * 1024;  // bytes of shared memory that a block can ask for
-  int32_t cluster = 1;                 // blocks of a cluster; 1 before sm_90
+  int32_t cluster = 8;                 // blocks of a cluster; 1 before sm_90
 };
 
 Result select_and_pack(const Device& device, const Rows& rows, const Scores& scores, const Tables& tables,

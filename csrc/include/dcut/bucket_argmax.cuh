@@ -67,6 +67,7 @@ __device__ inline void sum_gains(RanksT& ranks, const Fixed& fixed, const Target
 // The gain of target t in this block.
 __device__ inline int64_t block_gain(const int64_t* partial, int32_t t) {
   int64_t total = 0;
+  DCUT_ROLLED
   for (int32_t w = 0; w < warps(); ++w) total += partial[t * kPartialSize + w];
   return total;
 }

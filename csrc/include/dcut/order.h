@@ -56,10 +56,20 @@ DCUT_HD uint32_t exp2_rho(int k) {
 
 DCUT_HD int32_t clamp(int32_t x, int32_t low, int32_t high) { return x < low ? low : (x > high ? high : x); }
 
-DCUT_HD int32_t mul_high(int32_t a, int32_t b) { return static_cast<int32_t>((static_cast<int64_t>(a) * b) >> 32); }
-
+// The high word of a product.  nvcc does not see one instruction in a widened product.
+DCUT_HD int32_t mul_high(int32_t a, int32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __mulhi(a, b);
+#else
+  return static_cast<int32_t>((static_cast<int64_t>(a) * b) >> 32);
+#endif
+}
 DCUT_HD uint32_t mul_high(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __umulhi(a, b);
+#else
   return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
+#endif
 }
 
 // float16 and bfloat16 bits to float32 bits.
@@ -125,7 +135,8 @@ DCUT_HD int64_t score_of(uint32_t key, uint64_t t, uint32_t s) {
   for (int k = 3; k >= 0; --k) rho = exp2_rho(k) - mul_high(x, rho);
   rho = mul_high(x, rho);
   const uint64_t w = static_cast<uint64_t>(g) * s;
-  const uint64_t value = t - w + (((w >> 17) * rho) >> 19);
+  const uint64_t scaled = static_cast<uint32_t>(w >> 17);  // w is below 2^49
+  const uint64_t value = t - w + ((scaled * rho) >> 19);
   const uint32_t shift = 13 + (key >> 20);
   return shift > 63 ? 0 : static_cast<int64_t>(((value >> shift) + 1) >> 1);
 }

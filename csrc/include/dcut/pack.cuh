@@ -78,6 +78,7 @@ struct Places {
     if (lane() == 0) fixed.verified[warp()] = verified, fixed.extra[warp()] = extra;
     group.sync();
     here = {0, 0}, all = {0, 0};
+    DCUT_ROLLED
     for (uint32_t b = 0; b < group.size; ++b) {
       Place part = {0, 0};
       if (lane() < warps()) part.verified = *in_block(fixed.verified + lane(), b);
@@ -91,10 +92,10 @@ struct Places {
 };
 
 // Packs all rows and returns the total.  walk(visit) must go through the rows as walk_depths does; `ties`: how many of
-// the tied rows keep one more draft; `held`: the entries of this thread, with Storage::kHeld.
+// the tied rows keep one more draft; `early`: of this thread, with Storage::kHeld.
 template <Storage kStorage, class Walk>
 __device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Group& group, uint32_t ties, Fixed& fixed,
-                               const Entries& held, Walk walk) {
+                               const Early& early, Walk walk) {
   const bool has_base = out.rows.base_lens != nullptr;
   Place mine = {0, 0};
   walk([&](int32_t, const Row& row, const Depth& depth) {
@@ -106,21 +107,27 @@ __device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Grou
     if (row.base == 0) return;
     const int32_t i = lanes.row(turn), kept = depth.kept + (depth.tie && here.ties() < ties);
     const int32_t offset = here.offset(ties), first = add_tokens(offset, row.base - 1), verified = here.index(ties);
-    Entries entries = held;
-    if constexpr (kStorage != Storage::kHeld) entries.load(out.tokens, row, i, lanes.position(), kept);
-    if (lanes.leads()) out.row_lens(i, kept, entries.seq_len, add_tokens(first, kept + 1));
+    constexpr bool held = kStorage == Storage::kHeld;
+    const int64_t seq_len = held ? early.seq_len : load_id(out.tokens.seq_lens, i, out.tokens.seq_lens_64);
+    if (lanes.leads()) out.row_lens(i, kept, seq_len, add_tokens(first, kept + 1));
     const int32_t q = lanes.position(), at = add_tokens(first, q), last = kept - q;  // of the pair: j <= last
-    DCUT_UNROLL
-    for (int j = 0; j < kPair; ++j) {
-      if (j > last) continue;
-      const int64_t position =
-          static_cast<int64_t>(static_cast<uint64_t>(entries.seq_len) + static_cast<uint64_t>(q + j));
+    const auto write = [&](int j) {
+      if (j > last) return;
+      const int64_t position = static_cast<int64_t>(static_cast<uint64_t>(seq_len) + static_cast<uint64_t>(q + j));
       const bool inside = at < out.rows.capacity - j;
       if (inside) {
         const int32_t draft = q + j == 0 ? -1 : row.offset + q + j - 1;
-        out.put(at + j, entries.token[j], position, i, map_slot(out.tokens, i, position), draft);
+        const int64_t token = held && !out.tokens.ids_64 ? early.token[j] : load_token(out.tokens, row, i, q + j);
+        out.put(at + j, token, position, i, map_slot(out.tokens, i, position), draft);
       }
       if (verified + q < out.rows.capacity - j) out.packed.logits_indices[verified + q + j] = inside ? at + j : 0;
+    };
+    if constexpr (held) {
+      DCUT_UNROLL
+      for (int j = 0; j < kPair; ++j) write(j);
+    } else {
+      DCUT_ROLLED
+      for (int j = 0; j < kPair; ++j) write(j);
     }
     if (out.packed.fill_gaps && row.base > 1) out.clear(offset, first, lanes.column, 1 << lanes.log_width);
   });

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     }
   };
   const Writer writer = {rows, tokens, packed};
-  const int32_t total = pack<Storage::kReread>(writer, lanes, {0, 1}, 0, fixed, Entries{}, walk);
+  const int32_t total = pack<Storage::kReread>(writer, lanes, {0, 1}, 0, fixed, Early{}, walk);
   if (threadIdx.x < 4) decision.decision[threadIdx.x] = threadIdx.x == 0 ? -1 : total;
 }
 

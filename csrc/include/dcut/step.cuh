@@ -16,14 +16,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const Block block(memory, plan, group, tables.buckets);
   const Lanes lanes(plan, group.rank);
   Ranks<kStorage> ranks(rows, scores, lanes, block.keys);
-  Entries entries = {};  // loaded before the decision, so that their latency is hidden behind it
+  Early early = {};
   if constexpr (kStorage == Storage::kHeld) {
     const Row row = ranks.row(0);
-    if (row.base > 0) entries.load(tokens, row, lanes.row(0), lanes.position(), row.drafts);
+    if (row.base > 0) early.load(tokens, row, lanes.row(0), lanes.position(), row.drafts);
   }
   decide(ranks, block, group, tables, decision);
   const Choice& choice = block.fixed.choice;
-  pack<kStorage>(Writer{rows, tokens, packed}, lanes, group, choice.ties, block.fixed, entries,
+  pack<kStorage>(Writer{rows, tokens, packed}, lanes, group, choice.ties, block.fixed, early,
                  [&](auto visit) { walk_depths(ranks, choice.threshold, visit); });
   if (group.size > 1) cluster_sync();  // others may still read this block's memory
 }

@@ -95,6 +95,7 @@ struct Group {
     DCUT_ROLLED
     for (int32_t j = static_cast<int32_t>(threadIdx.x); j < n; j += static_cast<int32_t>(blockDim.x)) {
       uint32_t v = 0;
+      DCUT_ROLLED
       for (uint32_t b = 0; b < size; ++b) v += *in_block(own + j, b);
       all[j] = v;
     }

@@ -26,18 +26,23 @@ __device__ inline int64_t map_slot(const Tokens& t, int32_t row, int64_t positio
   return id < 0 ? -1 : id * size + (position - block * size);
 }
 
-// What the positions of a pair bring to the batch.
-struct Entries {
-  int64_t seq_len, token[kPair];
+// The token at position p of a row.
+__device__ inline int64_t load_token(const Tokens& t, const Row& row, int32_t i, int32_t p) {
+  return p == 0 ? load_id(t.bonus_ids, i, t.ids_64) : load_id(t.draft_ids, int64_t{row.offset} + p - 1, t.ids_64);
+}
+
+// What is read of a pair of positions before the decision, so that its latency is hidden behind it.
+struct Early {
+  int64_t seq_len;
+  int32_t token[kPair];  // if they are int32: registers are scarce
 
   __device__ void load(const Tokens& t, const Row& row, int32_t i, int32_t position, int32_t last) {
     if (position > last) return;
     seq_len = load_id(t.seq_lens, i, t.seq_lens_64);
+    if (t.ids_64) return;
     DCUT_UNROLL
     for (int j = 0; j < kPair; ++j) {
-      const int32_t p = position + j;
-      if (p == 0) token[j] = load_id(t.bonus_ids, i, t.ids_64);
-      if (p > 0 && p <= last) token[j] = load_id(t.draft_ids, int64_t{row.offset} + p - 1, t.ids_64);
+      if (position + j <= last) token[j] = static_cast<int32_t>(load_token(t, row, i, position + j));
     }
   }
 };
