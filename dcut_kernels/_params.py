@@ -78,7 +78,7 @@ def _table_rows(t: Tensor | None) -> int:
 
 def rows(args: dict[str, Any], sizes: Sizes) -> Rows:
     return Rows(
-        *_pointers(*(args.get(name) for name, _ in Rows._fields_[:7])),
+        *_pointers(*(args.get(field[0]) for field in Rows._fields_[:7])),
         sizes.batch, sizes.slots, sizes.draft_len, sizes.capacity,
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ def tokens(args: dict[str, Any]) -> Tokens:
 
 
 def packed(out: dict[str, Tensor], fresh: bool) -> Packed:
-    return Packed(*_pointers(*(out[name] for name, _ in Packed._fields_[:9])), fresh)
+    return Packed(*_pointers(*(out[field[0]] for field in Packed._fields_[:9])), fresh)
 
 
 def decision(decision: Tensor, gains: Tensor) -> Decision:

@@ -172,7 +172,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Verify, measure, report; the status is 1 if a target that binds is missed."""
     args = parse(arguments)
-    if not _load.has_library():
+    if _load.missing("cpu"):
         sys.exit(f"nothing to time: {backends.explain()}")
     isa = _load.cpu_isa(args.isa)
     cases = [case for case in BENCH if not args.quick or case.batch <= 64]
