@@ -1,0 +1,104 @@
+# mypy: allow-untyped-defs
+"""The decision on the device: the gain of every bucket, and the bucket that is worth most."""
+
+import triton
+import triton.language as tl
+from triton.language.standard import _elementwise_min
+
+from .order import INFINITY, INT32_MAX, clamp
+from .select import add, count_step, count_tile, gain, highest, read_tile, search
+
+
+@triton.jit
+def table_row(table, rows, buckets, active):
+    """Row clamp(active, 1, rows) - 1 of a table [rows, buckets]."""
+    return table + (clamp(active, 1, rows) - 1).to(tl.int64) * buckets
+
+
+@triton.jit
+def to_int32(tokens):
+    return tl.minimum(tokens, INT32_MAX).to(tl.int32)
+
+
+@triton.jit
+def utilities(gains, cost, budget):
+    """Gain per cost as the bits of a float64, which order like the values; -1 for buckets that are disabled."""
+    bits = cost.to(tl.int32, bitcast=True)
+    enabled = (budget > 0) & (bits > 0) & (bits < INFINITY)
+    quotient = gains.to(tl.float64) / tl.where(enabled, cost, 1.0).to(tl.float64)
+    return tl.where(enabled, quotient.to(tl.int64, bitcast=True), -1)
+
+
+@triton.jit
+def bounds(mandatory, candidates, base, active, capacity):
+    """Least and largest number of tokens of the step, and the base tokens that are not verified."""
+    lowest = base + mandatory
+    return lowest, tl.maximum(lowest, tl.minimum(lowest + candidates, capacity)), base - active
+
+
+@triton.jit
+def decide(scores, options, sizes, tables, capacity, COUNT_BONUS: tl.constexpr, ONE: tl.constexpr,
+           ROWS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Write decision and gains; return the limit, the ties at it, the tokens of the step, and the rank tile.
+
+    Every program of a launch decides, and takes the same decision; the first one writes it.
+    """
+    budgets, costs, budget, budget_rows, cost_rows, buckets, decision, gains = tables
+    active = sizes[0]
+    rank = active  # read anew, tile by tile, unless one holds all
+    if ONE:
+        rank, drafts, floor, base = read_tile(scores, options, 0, sizes, ROWS, WIDTH)
+        mandatory, candidates, tokens = count_tile(drafts, floor, base)
+    else:
+        mandatory, candidates, tokens = count_step(scores, options, sizes, ROWS, WIDTH)
+    lowest, most, prompt = bounds(mandatory, candidates, tokens, active, capacity)
+    least = (lowest - prompt).to(tl.int32)
+    raw_row = table_row(budgets, budget_rows, buckets, active)
+    cost_row = table_row(costs, cost_rows, buckets, active)
+
+    total = most
+    if budget is not None:
+        total = clamp(tl.load(budget).to(tl.int64), lowest, most)
+    padded = tl.full([], 1 << 40, tl.int64)
+    best = tl.full([], -1, tl.int32)
+    worth = tl.full([], -1, tl.int64)
+    packed = tl.full([], 0, tl.int64)
+    chunk = 0
+    while chunk < buckets:
+        r = chunk + tl.arange(0, CHUNK)
+        raw = tl.load(raw_row + r, mask=r < buckets, other=0)
+        cost = tl.load(cost_row + r, mask=r < buckets, other=0.0)
+        wanted = (clamp(raw.to(tl.int64), lowest, most) - prompt).to(tl.int32)
+        low, found = search(rank, scores, options, sizes, wanted, least, ONE, ROWS, WIDTH)
+        ties = (wanted - found).to(tl.int64)
+        g = gain(rank, scores, options, sizes, low, ties, tl.minimum(chunk, 0), COUNT_BONUS, ONE, ROWS, WIDTH)
+        if tl.program_id(0) == 0:
+            tl.store(gains + r, g, mask=r < buckets)
+        if budget is not None:
+            holds = tl.where((raw >= total) & (r < buckets), raw.to(tl.int64), padded)
+            padded = tl.reduce(holds, 0, _elementwise_min)
+        else:
+            u = utilities(g, cost, raw)
+            top = highest(u, 0)
+            first = tl.reduce(tl.where(u == top, r, INT32_MAX), 0, _elementwise_min)
+            here = add(tl.where(r == first, (ties << 32) + low, 0), 0)
+            best = tl.where(top > worth, first, best)
+            packed = tl.where(top > worth, here, packed)
+            worth = tl.maximum(worth, top)
+        chunk += CHUNK
+
+    raw = tl.load(raw_row + best, mask=best >= 0, other=0).to(tl.int64)
+    if best >= 0:
+        total = clamp(raw, lowest, most)
+        padded = tl.maximum(total, raw)
+    else:
+        wanted = tl.full([1], 0, tl.int32) + (total - prompt).to(tl.int32)
+        low, found = search(rank, scores, options, sizes, wanted, least, ONE, ROWS, WIDTH)
+        packed = add(((wanted - found).to(tl.int64) << 32) + low, 0)
+        padded = tl.where((padded < 1 << 40), padded, total)
+    if tl.program_id(0) == 0:
+        tl.store(decision, best)
+        tl.store(decision + 1, to_int32(total))
+        tl.store(decision + 2, to_int32(total))
+        tl.store(decision + 3, to_int32(padded))
+    return (packed & 0xFFFFFFFF).to(tl.int32), (packed >> 32).to(tl.int32), total, total - prompt, rank
