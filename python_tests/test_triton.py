@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 from dcut_kernels.triton import decide, kernels, ops, order, pack, select  # noqa: E402
 from python_tests import triton_targets  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[1]
 MODULES = (order, select, decide, pack, kernels)
 KERNELS = ("select_and_pack", "log_prefix_sum", "segmented_topk", "bucket_argmax", "pack_prefixes")
 DECIDING = ("select_and_pack", "bucket_argmax")
@@ -234,3 +236,34 @@ def test_compiles_ahead_of_time(target: str) -> None:
             arithmetic = re.findall(r"\b((?:add|sub|mul|fma|mad|div|rcp|ex2|lg2)\.[a-z.]*f(?:16|32|64))\b", report.text)
             assert set(arithmetic) == ({"div.rn.f64"} if launches[label].kernel in DECIDING else set()), label
             assert ".ftz" not in report.text, label
+
+
+OLDEST = "3.6.0"
+
+
+@pytest.fixture(scope="module")
+def oldest() -> dict[str, str]:
+    """An environment in which the oldest Triton that is supported comes first; it is installed once, under build/."""
+    folder = ROOT / "build" / f"triton-{OLDEST}"
+    if not (folder / "triton").exists():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, f"triton=={OLDEST}"]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip(f"triton {OLDEST} cannot be installed here")
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+def run_with(environment: dict[str, str], *module: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *module], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_oldest_triton_compiles(oldest: dict[str, str]) -> None:
+    table = run_with(oldest, "python_tests.triton_targets", "--only", "64x15 R=4")
+    assert table.startswith(f"triton {OLDEST}\n")
+    assert [table.count(f"\n{target}") for target in triton_targets.TARGETS] == [2] * 7
+
+
+def test_oldest_triton_agrees(oldest: dict[str, str]) -> None:
+    sample = "everything-at-once or all-equal-half or bfloat16-ties"
+    assert " passed" in run_with(oldest, "pytest", "-q", "python_tests/test_triton.py", "-k", sample)
