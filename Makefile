@@ -1,4 +1,5 @@
-# Needs python3 (3.10 to 3.13), make, a package index, and g++ or clang++ for the compiled library.
+# Needs python3 (3.10 to 3.13), make, a package index, g++ or clang++ for the compiled library, nvcc for its CUDA
+# kernels.
 PYTHON ?= python3
 TORCH := 2.13.0
 N ?= 10000
@@ -19,7 +20,7 @@ define install_torch
 	@$(1)/bin/pip install -q "torch==$(TORCH)"
 endef
 
-.PHONY: demo test fuzz bench wheel lint clean
+.PHONY: demo test fuzz bench mutate wheel lint clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/python -m dcut_kernels demo $(ARGS)
@@ -33,6 +34,9 @@ fuzz: $(VENV)/installed
 bench: $(VENV)/installed
 	$(VENV)/bin/python microbench/run.py $(ARGS)
 
+mutate: $(VENV)/installed
+	$(VENV)/bin/python -m python_tests.mutation $(ARGS)
+
 wheel: $(VENV)/torch
 	rm -rf build/lib build/bdist.* dist $(WHEEL)
 	$(VENV)/bin/pip wheel -q --no-build-isolation --no-deps -w dist .
@@ -45,7 +49,7 @@ lint: $(LINT)/installed
 	$(LINT)/bin/pre-commit run --all-files --show-diff-on-failure
 
 clean:
-	rm -rf $(VENV) build dist out *.egg-info dcut_kernels/libdcut.so dcut_kernels/_build.json
+	rm -rf $(VENV) build dist out *.egg-info dcut_kernels/libdcut.so dcut_kernels/_simt.so dcut_kernels/_build.json
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
 	@echo "== installing dcut_kernels in $(VENV)"
@@ -56,7 +60,7 @@ $(VENV)/torch:
 	@echo "== creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	$(call install_torch,$(VENV))
-	@$(VENV)/bin/pip install -q cmake ninja numpy "setuptools>=77" wheel
+	@$(VENV)/bin/pip install -q cmake ninja numpy pybind11 "setuptools>=77" wheel
 	@touch $@
 
 $(LINT)/installed: pyproject.toml .pre-commit-config.yaml

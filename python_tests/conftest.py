@@ -17,8 +17,10 @@ def _variants(name: str) -> list[str]:
     return [f"cpu-{isa}" for isa in instruction_sets()] if name == "cpu" else [name]
 
 
+# "cuda" takes no CPU tensors, and Triton's interpreter takes seconds a case: it has tests of its own.
+NAMES = [name for name in backends.available() if name not in ("cuda", "triton")]
 NOT_COMPILED = pytest.param(None, marks=pytest.mark.skip(reason="only the reference is built"))
-COMPILED: list[Any] = [variant for name in backends.available() if name != "reference" for variant in _variants(name)]
+COMPILED: list[Any] = [variant for name in NAMES if name != "reference" for variant in _variants(name)]
 
 
 def _use(variant: str) -> Iterator[Backend]:
@@ -32,21 +34,21 @@ def _use(variant: str) -> Iterator[Backend]:
     _load.cpu_isa(start)
 
 
-@pytest.fixture(params=backends.available())
+@pytest.fixture(params=NAMES)
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Every backend that works here."""
+    """Every backend that takes CPU tensors here, but Triton's interpreter."""
     return backends.get(request.param)
 
 
 @pytest.fixture(params=COMPILED or [NOT_COMPILED])
 def compiled(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """Every backend but the reference, with every instruction set that works here."""
+    """Each of them but the reference, with every instruction set that works here."""
     yield from _use(request.param)
 
 
 @pytest.fixture(params=["reference", *COMPILED])
 def variant(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """Every backend that works here, with every instruction set."""
+    """Each of them, with every instruction set."""
     yield from _use(request.param)
 
 

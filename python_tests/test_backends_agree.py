@@ -80,7 +80,7 @@ def test_inputs_are_left_alone(backend: Backend) -> None:
 
 def test_short_fuzz(backend: Backend) -> None:
     """Of a compiled backend, every instruction set in turn."""
-    seeds = range(200 if backend.name == "reference" else 3000)
+    seeds = range({"reference": 200, "simt": 600}.get(backend.name, 3000))
     assert fuzz.run_seeds(seeds, backend.name, judge_every=50) == []
 
 

@@ -16,6 +16,7 @@ SOURCES = sorted(path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp
 STRICT = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 NVCC = shutil.which("nvcc")
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 # What the instruction-set files are compiled with; CMakeLists.txt has the same.
@@ -33,28 +34,52 @@ def compile_only(compiler: str, *arguments: str | Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CSRC)))
 def test_layering(path: Path) -> None:
-    """Kernels and headers know no torch; nothing reads the environment or emulates a GPU."""
+    """Kernels and headers know no torch, only the shim that GPUs are emulated; nothing reads the environment."""
     text = path.read_text()
     includes = re.findall(r'#\s*include\s*[<"]([^>"]+)', text)
-    torch = [name for name in includes if re.match(r"(torch|ATen|c10)/|Python\.h|pybind11/", name)]
+    foreign = r"(torch|ATen|c10)/|Python\.h" + ("" if path.is_relative_to(CSRC / "simt") else "|pybind11/")
+    torch = [name for name in includes if re.match(foreign, name)]
     if path.is_relative_to(CSRC / "torch"):
         stable = r"torch/(csrc/stable|headeronly|csrc/inductor/aoti_torch/c)/"
         assert [name for name in torch if not re.match(stable, name)] == []
     else:
         assert torch == []
     assert re.findall(r"\b(?:secure_)?getenv\b|\benviron\b", text) == []
-    assert re.findall(r"\b(?:simt|emulat)\w*", text, re.IGNORECASE) == []
+    if path.name != "shim.cuh" and not path.is_relative_to(CSRC / "simt"):
+        assert re.findall(r"\b(?:simt|emulat)\w*", text, re.IGNORECASE) == []
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.is_relative_to(HEADERS)], ids=lambda path: path.name)
+def test_one_source_for_every_compiler(path: Path) -> None:
+    """What differs between compilers is in the shim, in DCUT_HD and mul_high, and in what older GPUs lack."""
+    conditions = re.findall(r"^\s*#\s*(?:el)?if(?:n?def)?\s+(.*)$", path.read_text(), re.MULTILINE)
+    allowed = {
+        "order.h": ["defined(__CUDACC__)", "defined(__CUDA_ARCH__)", "defined(__CUDA_ARCH__)"],
+        "shim.cuh": ["defined(__CUDACC__)", "__CUDA_ARCH__ >= 900"],
+        "warp.cuh": ["__CUDA_ARCH__ >= 800"],
+    }
+    assert conditions == allowed.get(path.name, [])
 
 
 @needs_compiler
-@pytest.mark.parametrize("header", ["dcut/order.h", "dcut/params.h", "dcut/launch.h"])
+@pytest.mark.parametrize("header", ["dcut/order.h", "dcut/params.h", "dcut/launch.h", "dcut/plan.h"])
 def test_headers_stand_alone(header: str, tmp_path: Path) -> None:
     source = tmp_path / "alone.cpp"
     source.write_text(f'#include "{header}"\n#include "{header}"\n')
     compile_only(str(COMPILER), *STRICT, "-I", HEADERS, "-fsyntax-only", source)
 
 
-@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+@needs_nvcc
+@pytest.mark.parametrize("header", ["launch_cuda.h", *sorted(path.name for path in HEADERS.glob("dcut/*.cuh"))])
+def test_gpu_headers_stand_alone(header: str, tmp_path: Path) -> None:
+    source = tmp_path / "alone.cu"
+    source.write_text(f'#include "dcut/{header}"\n#include "dcut/{header}"\n')
+    target = tmp_path / "alone.cubin"
+    strict = ("-std=c++17", "-arch=sm_90", "-Werror=all-warnings", "-cubin")
+    compile_only(str(NVCC), *strict, "-I", HEADERS, source, "-o", target)
+
+
+@needs_nvcc
 def test_order_compiles_for_a_gpu(tmp_path: Path) -> None:
     """Host and device code get the same functions from the same text."""
     kernel = tmp_path / "order.cu"

@@ -17,6 +17,7 @@ from microbench import eager, run
 from microbench.cases import BENCH, Case, make
 from python_tests.compare import tensor_difference
 
+needs_library = pytest.mark.skipif(_load.missing("cpu") is not None, reason="nothing to time without the library")
 NEAR = 1e-5  # relative distance below which float32 and the exact decision may part
 
 
@@ -62,7 +63,7 @@ def test_equal_scores_rank_by_position_then_request() -> None:
     assert eager.select_and_pack(**case.inputs).keep_lens.tolist() == [2, 2]
 
 
-@pytest.mark.skipif(not _load.has_library(), reason="nothing to time without the compiled library")
+@needs_library
 def test_benchmark_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(run, "BENCH", [case for case in BENCH if case.batch in (1, 8) and case.draft_len == 7])
     assert run.main(["--quick", "--out", str(tmp_path)]) == 0
@@ -78,7 +79,7 @@ def test_benchmark_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert f"{met} of 3 targets met" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not _load.has_library(), reason="nothing to time without the compiled library")
+@needs_library
 @pytest.mark.parametrize("body", ["assert False", "pytest.skip('later')", None])
 def test_benchmark_refuses_on_red(body: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = tmp_path / f"test_{tmp_path.name}.py"  # a module name of its own

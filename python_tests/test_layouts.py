@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +20,27 @@ from torch import Tensor
 from dcut_kernels import VerifyBatch, _load, backends
 from dcut_kernels.ops import Backend
 from microbench.cases import Case, make
-from python_tests.compare import POISON, assert_same, composed, pick, poisoned
+from python_tests.compare import POISON, assert_same, composed, instruction_sets, pick, poisoned
 
 ISAS = ("portable", "avx2", "avx512")
 GUARD = 67  # elements on each side of a buffer: odd, so that the buffer is misaligned
 PACKED = ("token_ids", "positions", "request_ids", "slot_mapping", "draft_index")
 
 
-@pytest.fixture(scope="module")
-def instruction_sets() -> list[str]:
-    """Those of the compiled kernel that this machine has."""
-    if not _load.has_library():
-        pytest.skip("only the reference is built")
-    start, found = _load.cpu_isa(), []
-    for name in ISAS:
-        with suppress(RuntimeError):
-            found.append(_load.cpu_isa(name))
-    _load.cpu_isa(start)
-    return found
+def available() -> list[str]:
+    """The kernels that read and write memory in ways of their own, by instruction set or backend."""
+    sets = instruction_sets() if _load.missing("cpu") is None else []
+    return [*sets, *(["simt"] if _load.missing("simt") is None else [])]
 
 
-@pytest.fixture(params=["reference", *ISAS])
+@pytest.fixture(params=["reference", *ISAS, "simt"])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """The reference, and the compiled kernel with every instruction set: each reads and writes memory its own way."""
-    if request.param == "reference":
-        yield backends.get("reference")
+    """The reference, the CPU kernel with every instruction set, and the CUDA kernel executed on the CPU."""
+    if request.param not in ("reference", *available()):
+        pytest.skip(f"there is no {request.param} here")
+    if request.param not in ISAS:
+        yield backends.get(request.param)
         return
-    if request.param not in request.getfixturevalue("instruction_sets"):
-        pytest.skip(f"this machine has no {request.param}")
     start = _load.cpu_isa()
     _load.cpu_isa(request.param)
     yield backends.get("cpu")
@@ -144,11 +136,13 @@ def fenced(t: Tensor, front: bool) -> Tensor:
     return torch.frombuffer(pages, dtype=t.dtype, count=t.numel(), offset=start).view(t.shape).copy_(t)
 
 
-def run_fenced(isas: list[str]) -> None:
+def run_fenced(name: str) -> None:
     """Run every case between fences, in the process that this kills if a kernel reads or writes too far."""
-    backend = backends.get("cpu")
-    for isa, case, front in itertools.product(isas, CASES, (False, True)):
-        print(_load.cpu_isa(isa), case, "front" if front else "back", flush=True)
+    backend = backends.get("cpu" if name in ISAS else name)
+    if name in ISAS:
+        _load.cpu_isa(name)
+    for case, front in itertools.product(CASES, (False, True)):
+        print(case, "front" if front else "back", flush=True)
         expected = backend.select_and_pack(**case.inputs)
         inputs: dict[str, Any] = {
             key: fenced(t, front) if isinstance(t, Tensor) else t for key, t in case.inputs.items()
@@ -184,8 +178,11 @@ def test_out_writes_everything_and_nothing_else(case: Case, backend: Backend, re
     assert_gaps_kept(case, out, reference(case)[0])
 
 
-def test_nothing_outside_is_touched(instruction_sets: list[str]) -> None:
-    script = f"from python_tests.test_layouts import run_fenced; run_fenced({instruction_sets})"
+@pytest.mark.parametrize("name", [*ISAS, "simt"])
+def test_nothing_outside_is_touched(name: str) -> None:
+    if name not in available():
+        pytest.skip(f"there is no {name} here")
+    script = f"from python_tests.test_layouts import run_fenced; run_fenced({name!r})"
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{done.returncode} in {done.stdout.splitlines()[-1:]}: {done.stderr}"

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import pickle
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import dcut_kernels
-from dcut_kernels import _load, backends
-from dcut_kernels.ops import Backend
+from dcut_kernels import _load, _schema, backends
+from python_tests.child import ANSWER, PACKAGE, STEP, answer_of, bare_copy, run
 
-PACKAGE = Path(dcut_kernels.__file__).parent
 LIBRARY = PACKAGE / "libdcut.so"
-needs_library = pytest.mark.skipif(not _load.has_library(), reason="only the reference is built")
+NAMESPACES = ("dcut", "dcut_cpu", "dcut_cuda", "dcut_triton", "dcut_simt", "dcut_reference")
+needs_library = pytest.mark.skipif(_load.missing("cpu") is not None, reason="only the reference is built")
 
 ROWS = "Tensor? draft_lens=None, Tensor? min_keep=None, Tensor? max_keep=None, Tensor? weight=None, "
 SELECT = (
@@ -89,36 +86,12 @@ SIGNATURES = {
     ),
 }
 
-# A step of two requests: what every child process computes, and its answer.
-STEP = """
-import torch
-import dcut_kernels
 
-def step():
-    confidence = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    ids = torch.arange(6, dtype=torch.int32).view(2, 3)
-    bonus, budgets = torch.tensor([7, 8], dtype=torch.int32), torch.tensor([2, 6], dtype=torch.int32)
-    batch = dcut_kernels.select_and_pack(confidence, ids, bonus, bonus, budgets, torch.tensor([2.0, 2.5]))
-    return batch.token_ids.tolist()
-"""
-ANSWER = [7, 0, 1, 8, 3, 4, 0, 0]
+def test_namespaces_are_frozen() -> None:
+    assert _schema.NAMESPACES == NAMESPACES
 
 
-def run(script: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a script in a new interpreter, with the package at `path` or this one."""
-    environment = os.environ | {"PYTHONPATH": str(path or PACKAGE.parent)}
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=path)
-
-
-def answer_of(script: str, path: Path | None = None) -> Any:
-    """What a script prints last, as JSON."""
-    done = run(script, path)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize("namespace", ["dcut", "dcut_cpu", "dcut_reference"])
+@pytest.mark.parametrize("namespace", NAMESPACES)
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schemas_are_frozen(name: str, namespace: str) -> None:
     op, _, overload = name.partition(".")
@@ -134,11 +107,16 @@ def test_signatures_are_frozen(name: str) -> None:
         assert str(inspect.Signature(bare)) == f"({SIGNATURES[name]})"
 
 
-@pytest.mark.parametrize("namespace", ["dcut", *(f"dcut_{name}" for name in backends.available())])
+@pytest.mark.parametrize("namespace", NAMESPACES)
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_operator_has_a_kernel(name: str, namespace: str) -> None:
-    assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"{namespace}::{name}", "CPU")
-    assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"{namespace}::{name}", "Meta")
+    """For the devices that a backend serves, whether there is one or not, and no other."""
+    devices = {"cpu": {"CPU"}, "cuda": {"CUDA"}, "simt": {"CPU"}}.get(namespace.removeprefix("dcut_"), {"CPU", "CUDA"})
+    if namespace in ("dcut_cpu", "dcut_cuda") and _load.missing(namespace.removeprefix("dcut_")):
+        devices = set()
+    has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    assert {key for key in ("CPU", "CUDA") if has(f"{namespace}::{name}", key)} == devices
+    assert has(f"{namespace}::{name}", "Meta")
 
 
 def test_import_is_light() -> None:
@@ -177,43 +155,11 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
     assert answer_of(script) == [0, [ANSWER] * 8, ANSWER]
 
 
-def test_backends() -> None:
-    assert backends.available() == ["reference", *(["cpu"] if _load.has_library() else [])]
-    for name in backends.available():
-        backend = backends.get(name)
-        assert isinstance(backend, Backend)
-        assert backend is backends.get(name)
-        assert repr(backend) == f"<dcut_kernels backend {name!r}>"
-    assert backends.chosen() == backends.chosen("cpu") == backends.available()[-1]
-    assert backends.chosen(torch.device("cpu")) == backends.chosen()
-    assert backends.chosen("cuda") is None
-
-
-def test_missing_backends() -> None:
-    for name in ("cuda", "triton", "simt"):
-        kernel = {"cuda": "CUDA", "triton": "Triton", "simt": "emulated CUDA"}[name]
-        message = f"backend '{name}' is not available: the {kernel} kernel is not part of this version"
-        with pytest.raises(RuntimeError, match=re.escape(message)):
-            backends.get(name)
-    with pytest.raises(RuntimeError, match="name: expected reference, cpu, cuda, triton or simt, got 'gpu'"):
-        backends.get("gpu")
-
-
 def test_functions_pickle() -> None:
     for backend in [backends.get(name) for name in backends.available()]:
         again = pickle.loads(pickle.dumps(backend.select_and_pack)).__self__
         assert (again.name, again.namespace) == (backend.name, backend.namespace)
     assert pickle.loads(pickle.dumps(dcut_kernels.select_and_pack)).__self__.namespace == "dcut"
-
-
-def test_explain_names_every_backend() -> None:
-    lines = backends.explain().splitlines()
-    served = f"cpu ({_load.cpu_isa()})" if _load.has_library() else "reference (Python integers: correct, slow)"
-    assert lines[:2] == [f"CPU tensors: {served}", "CUDA tensors: none"]
-    others = {"cpu", "reference", "cuda", "triton", "simt"} - {backends.chosen()}
-    reasons = re.findall(r"^  not (\w+): .{10,}$", "\n".join(lines[2:]), re.MULTILINE)
-    assert len(lines[2:]) == len(reasons)
-    assert set(reasons) == others
 
 
 @needs_library
@@ -230,55 +176,14 @@ def test_instruction_sets() -> None:
         assert _load.cpu_isa(start) == start
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the package without its library."""
-    ignore = shutil.ignore_patterns("libdcut.so", "_build.json", "__pycache__", "demo")
-    shutil.copytree(PACKAGE, tmp_path / "dcut_kernels", ignore=ignore)
-    return tmp_path
-
-
-BARE = f"""
-import json
-{STEP}
-from dcut_kernels import _load, backends
-try:
-    backends.get("cpu")
-except RuntimeError as error:
-    refused = str(error)
-try:
-    _load.cpu_isa()
-except RuntimeError as error:
-    no_isa = str(error)
-print(json.dumps([step(), backends.available(), backends.chosen(), backends.explain(), refused, no_isa]))
-"""
-
-
-@pytest.mark.parametrize("reason", [None, "no C++ compiler was found"])
-def test_without_the_library(copy: Path, reason: str | None) -> None:
-    """The public operators run on the reference, and say why."""
-    if reason is not None:
-        (copy / "dcut_kernels" / "_build.json").write_text(json.dumps({"library": None, "reason": reason}))
-    where = copy / "dcut_kernels"
-    reason = reason or f"{where} was never built; see its CONTRIBUTING.md, or import from elsewhere"
-    warned = run("import dcut_kernels", copy).stderr
-    assert f"RuntimeWarning: dcut_kernels runs on its reference, which is correct but slow: {reason}" in warned
-    step, available, chosen, explained, refused, no_isa = answer_of(BARE, copy)
-    assert (step, available, chosen) == (ANSWER, ["reference"], "reference")
-    assert explained.splitlines()[0] == "CPU tensors: reference (Python integers: correct, slow)"
-    assert f"  not cpu: the compiled library is not installed: {reason}" in explained.splitlines()
-    assert refused == f"backend 'cpu' is not available: the compiled library is not installed: {reason}"
-    assert no_isa == f"the compiled library is not loaded: {reason}"
-
-
 @pytest.mark.parametrize("content", [None, b"", b"not a library"])
-def test_broken_library(copy: Path, content: bytes | None) -> None:
+def test_broken_library(tmp_path: Path, content: bytes | None) -> None:
     """A library that does not load is an error that names the fix, never a silent fallback."""
-    package = copy / "dcut_kernels"
+    package = bare_copy(tmp_path) / "dcut_kernels"
     (package / "_build.json").write_text(json.dumps({"library": "libdcut.so", "torch": "9.9.9"}))
     if content is not None:
         (package / "libdcut.so").write_bytes(content)
-    done = run("import dcut_kernels", copy)
+    done = run("import dcut_kernels", tmp_path)
     error = done.stderr.splitlines()[-1]
     assert done.returncode == 1
     assert error.startswith(f"ImportError: dcut_kernels: cannot load {package / 'libdcut.so'} with torch ")
@@ -289,7 +194,7 @@ def test_broken_library(copy: Path, content: bytes | None) -> None:
 @needs_library
 @pytest.mark.skipif(not shutil.which("readelf"), reason="no readelf")
 def test_library_contents() -> None:
-    """No Python, no CUDA, only torch's C interface; one small exported surface."""
+    """No Python, no CUDA libraries, only torch's C interface and the C++ library's; one small exported surface."""
 
     def readelf(option: str) -> str:
         return subprocess.run(["readelf", "-W", option, LIBRARY], capture_output=True, text=True, check=True).stdout
@@ -297,16 +202,23 @@ def test_library_contents() -> None:
     dynamic = readelf("-d")
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
     assert "libtorch_cpu.so" in needed
-    allowed = r"(libtorch_cpu|libc10|libstdc\+\+|libm|libgcc_s|libc|ld-linux-.*)\.so[.\d]*"
+    allowed = r"(libtorch_cpu|libc10|libstdc\+\+|libm|libgcc_s|libc|libdl|librt|libpthread|ld-linux-.*)\.so[.\d]*"
     assert [name for name in needed if not re.fullmatch(allowed, name)] == []
     assert re.findall(r"\((?:RPATH|RUNPATH)\).*", dynamic) == []
 
     symbols = [line.split() for line in readelf("--dyn-syms").splitlines() if re.match(r"\s*\d+:", line)]
-    named = [(fields[6], fields[7].partition("@")[0]) for fields in symbols if len(fields) >= 8]
-    exported = {name for section, name in named if section != "UND"}
-    imported = {name for section, name in named if section == "UND"}
+    named = [(fields[6], *fields[7].replace("@@", "@").partition("@")[::2]) for fields in symbols if len(fields) >= 8]
+    exported = {name for section, name, _ in named if section != "UND"}
+    undefined = {(name, version) for section, name, version in named if section == "UND"}
+    imported = {name for name, _ in undefined}
     standard = re.compile(r"_ZZ?NK?St|_ZSt|_edata|_end|__bss_start|_init|_fini")  # of the C++ library and the linker
-    assert {name for name in exported if not standard.match(name)} == {"dcut_cpu_isa", "dcut_cpu_set_isa"}
+    assert {name for name in exported if not standard.match(name)} == {
+        "dcut_bind", "dcut_cpu_isa", "dcut_cpu_set_isa", "dcut_gpu_plan", "dcut_has_cuda"
+    }  # fmt: skip
     assert any(name.startswith("aoti_torch_") for name in imported)
-    unstable = re.compile(r"_?Py[A-Z_]|_ZNK?(2at|3c10|5torch)|THP")
-    assert [name for name in imported if unstable.match(name)] == []
+    versioned = r"(GLIBC|GLIBCXX|CXXABI|GCC)_[\d.]+"
+    unversioned = r"(aoti_)?torch_\w+|_ITM_\w+|__gmon_start__|_ZNK?St\w+"
+    assert [
+        name for name, version in undefined
+        if not re.fullmatch(unversioned, name) and not re.fullmatch(versioned, version)
+    ] == []  # fmt: skip
