@@ -58,7 +58,7 @@ def test_headers_stand_alone(header: str) -> None:
 
 def test_every_kernel_is_there() -> None:
     """No kernel of the headers is left out."""
-    text = (source.include_dir() / "dcut" / "step.cuh").read_text()
+    text = "".join(path.read_text() for path in (source.include_dir() / "dcut").glob("*.cuh"))
     found = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", text)
     assert {name.partition("<")[0].rpartition("::")[2] for name in source.KERNELS} == set(found)
 
