@@ -64,6 +64,7 @@ def _confidences() -> Iterator[Case]:
     yield make("count-bonus-off", _beta(8, 7), [8, 9, 30, 64], [1, 1, 3, 9], count_bonus=False)
     yield make("count-bonus-off-weighted", _beta(8, 7), weight=np.linspace(0.1, 3, 8), count_bonus=False)
     yield make("log", _beta(8, 15, seed=5).log(), log_confidence=True)
+    yield make("floors-in-many-blocks", torch.zeros(275, 7), [300, 800, 1900], min_keep=[2] * 275)
     yield make("log-shifted", _beta(8, 15, seed=6).log(), log_confidence=True, score="shifted")
     yield make("log-float16", _beta(8, 15, seed=7).log().half(), log_confidence=True)
     yield make("log-bfloat16", _beta(8, 15, seed=8).log().bfloat16(), log_confidence=True)
@@ -115,6 +116,7 @@ def _rows() -> Iterator[Case]:
 
 
 def _tables() -> Iterator[Case]:
+    yield make("nine-buckets", _uniform(5, 7, 0.9, 1, seed=9), range(5, 32, 3))
     c = _beta(6, 7, seed=20)
     for buckets in (0, 1, 2, 3, 5, 8, 17, 256):
         budgets = np.linspace(6, 48, buckets).astype(int)

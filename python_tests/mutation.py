@@ -40,7 +40,10 @@ RANGE = re.compile(r"\b(clamp|min|max)\(")
 # Sizes of the launch, and loops that are unrolled: they keep nothing in range.
 SHAPE = re.compile(r"\bgroup\.size\b|\bint \w+ =")
 # Survivors that are right: place and text, and why removing them changes nothing.
-ALLOWED: dict[tuple[str, str], str] = {}
+ALLOWED: dict[tuple[str, str], str] = {
+    ("bucket_argmax.cuh", "target.ties > 0"): "saves work: no ties times a score is 0",
+    ("write.cuh", "position > kInt32Max"): "saves work: the search bit by bit is right for small positions too",
+}
 
 SWITCH = """
 extern "C" __attribute__((visibility("default"))) int dcut_mutant;
@@ -220,10 +223,11 @@ def step_cases() -> list[Case]:
     near_one = torch.from_numpy(1 - rng.random(270 * 7 + 1, np.float32) * 1e-5)[1:].view(270, 7)
     bases = np.where(np.arange(270) % 90 == 89, INT32_MAX, 1)
     large = [
+        make("nine-buckets", near_one[:5], range(5, 32, 3)),  # lanes beyond them read what lies after the budgets
         make("huge-base-lens", few, base_lens=bases, capacity=3000),
         make("many-buckets", few, many, np.linspace(2, 9, 17) ** 0.5, budget=700),
         make("many-buckets-unaligned", near_one, np.linspace(150, 700, 17).astype(int), num_reqs=[130]),
-        make("floors-in-many-blocks", torch.zeros(270, 7), [300, 800, 1900], min_keep=[2] * 270),
+        make("floors-in-many-blocks", torch.zeros(275, 7), [300, 800, 1900], min_keep=[2] * 275),
     ]
     names = ("everything-at-once", "buckets-17", "draft-len-63")
     small = [case for case in LISTED if case.batch * case.draft_len <= 64 and case.buckets < 9]
@@ -279,8 +283,6 @@ class Step(NamedTuple):
             if found:
                 return found
         found = first_difference(backend.select_and_pack(**inputs), self.new)
-        if found or self.case.buckets == 17 and self.case.batch > 200:  # the parts have seen a large one
-            return found
         prefix = backend.log_prefix_sum(**pick(backend.log_prefix_sum, inputs))
         found = found or tensor_difference("prefix", prefix, self.prefixes[0])
         for given, expected in zip(self.prefixes, self.ranked, strict=True):
@@ -341,7 +343,7 @@ def serve(library: Path, numbers: Iterable[int]) -> None:
         print(json.dumps((number, found)), flush=True)
 
 
-# Barriers are missed by the race detector, checks by the sanitizers; each then tries what the other did not notice.
+# The race detector notices a missing barrier first, the sanitizers a missing check; the other tries what is left.
 ORDER = {"barrier": ("hooked", "sanitized"), "check": ("sanitized", "hooked"), "range": ("sanitized", "hooked")}
 
 
@@ -350,8 +352,10 @@ def start(library: Path, numbers: list[int]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=sanitizer_environment(), cwd=ROOT)
 
 
-def run(mutants: list[Mutant], folder: Path) -> dict[int, tuple[str, str]]:
+def run(mutants: list[Mutant]) -> dict[int, tuple[str, str]]:
     """By number of those that are noticed: the build, and what it says."""
+    folder = CACHE / "mutants"
+    folder.mkdir(parents=True, exist_ok=True)
     enumerate_mutants(folder)
     libraries = {name: compile_module(BUILDS[name], folder) for name in ("sanitized", "hooked")}
     caught: dict[int, tuple[str, str]] = {}
@@ -382,9 +386,7 @@ def main() -> int:
         serve(Path(options.serve[0]), map(int, options.serve[1:]))
         return 0
     mutants = [m for m in enumerate_mutants() if not options.only or re.search(options.only, str(m))]
-    folder = CACHE / "mutants"
-    folder.mkdir(parents=True, exist_ok=True)
-    caught = run(mutants, folder)
+    caught = run(mutants)
     survivors = 0
     for mutant in mutants:
         build, found = caught.get(mutant.number, ("", ALLOWED.get((mutant.place.split(":")[0], mutant.text), "")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ def test_every_barrier_is_found() -> None:
     text = "".join(path.read_text() for path in HEADERS.rglob("*.cuh") if path.name != "shim.cuh")
     calls = ("__syncthreads();", "__syncthreads_or(", "__syncwarp();", "cluster_sync();", "group.sync();")
     barriers = [mutant for mutant in MUTANTS if mutant.kind == "barrier"]
-    assert len(barriers) == sum(map(text.count, calls)) >= 20
+    assert len(barriers) == sum(map(text.count, calls)) >= 18
 
 
 def test_known_checks_are_found() -> None:
@@ -53,9 +52,9 @@ def test_how_a_check_is_taken_out() -> None:
     assert "(dcut_is(8) ? (p) : clamp(p, 0, q))" in changed
 
 
-def test_a_sample_is_noticed(tmp_path: Path) -> None:
+def test_a_sample_is_noticed() -> None:
     sample = []
     for name, text in SAMPLE.items():
         sample.append(next(m for m in MUTANTS if m.place.startswith(f"{name}:") and m.text == text))
-    caught = run(sample, tmp_path)
+    caught = run(sample)
     assert set(caught) == {mutant.number for mutant in sample}, caught

@@ -168,9 +168,9 @@ def test_no_access_outside_of_buffers() -> None:
 def test_the_sanitizers_see_the_buffers() -> None:
     """A kernel that is told of one row too many is noticed."""
     done = run_sanitized(
-        "params = t._simt_ops._params\n"
+        "from dataclasses import replace\nparams = t._simt_ops._params\n"
         "rows = params.rows\n"
-        "params.rows = lambda args, sizes: rows(args, sizes._replace(batch=sizes.batch + 1))\n"
+        "params.rows = lambda args, sizes: rows(args, replace(sizes, batch=sizes.batch + 1))\n"
         "t.backends.get('simt').select_and_pack(**t.make('', torch.ones(9, 5)).inputs)\n"
     )
     assert done.returncode != 0

@@ -102,7 +102,8 @@ def measure(case: Case, launch_empty: Callable[[], None], device: torch.device, 
     calls = calls_of(case, device, record)
     inputs = to_device(case.inputs, device)
     doubled = torch.empty_like(inputs["confidence"])
-    floors: dict[str, Callable[[], Any]] = {"empty": launch_empty, "elementwise": partial(torch.mul, inputs["confidence"], 2.0, out=doubled)}
+    floors: dict[str, Callable[[], Any]] = {"empty": launch_empty}
+    floors["elementwise"] = partial(torch.mul, inputs["confidence"], 2.0, out=doubled)
     graphs = {name: capture(call, NODES) for name, call in (floors | calls).items()}
     row: dict[str, Any] = {"case": case.name, "batch": case.batch, "draft_len": case.draft_len, "buckets": case.buckets}
     row |= in_turns({f"{name}_us": partial(per_node, graph) for name, graph in graphs.items()}, TURNS)

@@ -51,7 +51,7 @@ __device__ inline void sum_gains(RanksT& ranks, const Fixed& fixed, const Target
         const int64_t s = score(pair.v[j] >> 6, fixed);  // that of kNoKey is below no threshold
         DCUT_UNROLL
         for (int g = 0; g < kTogether; ++g) {
-          sum[g] += first + g < n && pair.v[j] < targets[first + g].threshold ? s : 0;
+          sum[g] += pair.v[j] < targets[first + g].threshold ? s : 0;  // beyond n: of no use, dropped below
         }
       }
     });

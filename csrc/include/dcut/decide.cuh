@@ -92,10 +92,7 @@ __device__ inline void select_all(RanksT& ranks, const Block& block, const Group
     });
     visit(first, n);
     group.sync();
-    if (group.size > 1 && first + n <= last) {  // no block reads the counts of another any more
-      block.clear_counts();
-      __syncthreads();
-    }
+    if (group.size > 1) block.clear_counts();  // no block reads the counts of another any more
   }
 }
 
@@ -107,24 +104,21 @@ __device__ inline void decide(RanksT& ranks, const Block& block, const Group& gr
   prepare(ranks, block, group, tables);
   const Totals totals(block.all, ranks.rows.capacity);
   select_all(ranks, block, group, tables, totals, buckets, [&](int32_t first, int32_t n) {
-    const int32_t gained = max(min(n, buckets - first), 0);  // the last target is no bucket
-    if (gained > 0) sum_gains(ranks, block.fixed, block.targets, gained, block.partial);
-    if (gained > 0 && warp() == 0 && lane() < gained) block.gains[lane()] = block_gain(block.partial, lane());
+    const int32_t gained = min(n, buckets - first);  // the last target is no bucket
+    sum_gains(ranks, block.fixed, block.targets, gained, block.partial);
+    if (warp() == 0 && lane() < gained) block.gains[lane()] = block_gain(block.partial, lane());
     if (group.size > 1) group.sync();
     if (warp() != 0) return;
     Choice& choice = block.fixed.choice;
-    if (gained > 0) {
-      const int32_t t = min(lane(), gained - 1);
-      __syncwarp();
-      const int64_t gain = total_gain(group, block.fixed, block.targets[t], block.gains + t);
-      if (group.rank == 0 && lane() < gained) out.gains[first + lane()] = gain;
-      argmax(block.buckets, block.targets, gain, first, gained, choice);
-      __syncwarp();
-    }
-    if (first + n > buckets) {
-      const int32_t fallback = target_total(block, tables, totals, buckets);
-      conclude(block.buckets, tables.budget != nullptr, totals, fallback, block.targets[n - 1], choice);
-    }
+    const int32_t t = min(lane(), n - 1);
+    __syncwarp();
+    const int64_t gain = total_gain(group, block.fixed, block.targets[t], block.gains + t);
+    if (group.rank == 0 && lane() < gained) out.gains[first + lane()] = gain;
+    argmax(block.buckets, block.targets, gain, first, gained, choice);
+    __syncwarp();
+    // What the last lot concludes, whose last target is the fallback, is what stays.
+    const int32_t fallback = target_total(block, tables, totals, buckets);
+    conclude(block.buckets, tables.budget != nullptr, totals, fallback, block.targets[n - 1], choice);
   });
   if (group.rank == 0 && threadIdx.x < 4) {
     const Choice& c = block.fixed.choice;

@@ -63,7 +63,7 @@ __device__ inline Place advance(Place& place, uint32_t verified, uint32_t extra,
     if (lane() >= 1 << o) v += v_left, e = saturating_add(e, e_left);
   }
   place.add(__shfl_sync(kAllLanes, v, 31), has_base ? __shfl_sync(kAllLanes, e, 31) : 0);
-  const int32_t width = 1 << lanes.log_width, left = lane() >= width ? lane() - width : 0;
+  const int32_t width = 1 << lanes.log_width, left = lane() - width;
   v = __shfl_sync(kAllLanes, v, left), e = has_base ? __shfl_sync(kAllLanes, e, left) : 0;
   if (lane() >= width) before.add(v, e);
   return before;
@@ -129,7 +129,7 @@ __device__ inline int32_t pack(const Writer& out, const Lanes& lanes, const Grou
       DCUT_ROLLED
       for (int j = 0; j < kPair; ++j) write(j);
     }
-    if (out.packed.fill_gaps && row.base > 1) out.clear(offset, first, lanes.column, 1 << lanes.log_width);
+    if (out.packed.fill_gaps) out.clear(offset, first, lanes.column, 1 << lanes.log_width);
   });
   out.finish(places.all.offset(ties), places.all.index(ties));
   return places.all.offset(ties);

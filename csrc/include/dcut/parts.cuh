@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       walk_depths(ranks, target.threshold, [&](int32_t turn, const Row& row, const Depth& depth) {
         const Place here = advance(places.here, verified_of(row, depth), 0, lanes, false);
         const int32_t i = lanes.row(turn), kept = depth.kept + (depth.tie && here.ties() < target.ties);
-        if (lanes.column == 0 && i < rows.batch) to[i] = row.base > 0 ? kept : 0;
+        if (lanes.column == 0 && i < rows.batch) to[i] = kept;
       });
       __syncthreads();
     }

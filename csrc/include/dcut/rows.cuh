@@ -27,7 +27,7 @@ __device__ inline Row load_row(const Rows& rows, const int32_t* prefix, int32_t 
   row.drafts = inside ? rows.draft_len : 0;
   if (rows.draft_lens) row.drafts = clamp(__ldg(rows.draft_lens + i), 0, row.drafts);
   if (rows.max_keep) row.drafts = clamp(__ldg(rows.max_keep + i), 0, row.drafts);
-  if (prefix && row.drafts > 0 && __ldg(prefix + row.offset) < 0) row.drafts = 0;
+  if (prefix && __ldg(prefix + row.offset) < 0) row.drafts = 0;
   if (rows.min_keep) row.floor = clamp(__ldg(rows.min_keep + i), 0, row.drafts);
   row.base = rows.base_lens ? max(__ldg(rows.base_lens + i), 1) : 1;
   if (rows.weight) row.w = w_of_weight(__float_as_int(__ldg(rows.weight + i)));

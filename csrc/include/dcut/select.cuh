@@ -117,7 +117,7 @@ __device__ inline void select(RanksT& ranks, const Group& group, const Tally& su
                               const Counts& counts, int32_t n, Wanted wanted) {
   bool open = false;
   DCUT_ROLLED
-  for (int32_t level = 0; level < kLevels; ++level) {
+  for (int32_t level = 0;; ++level) {
     const int32_t shift = digit_shift(level), above = level == 0 ? 32 : digit_shift(level - 1);
     const uint32_t* found = sums.first;
     if (level > 0) {

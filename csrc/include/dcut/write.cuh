@@ -37,7 +37,6 @@ struct Early {
   int32_t token[kPair];  // if they are int32: registers are scarce
 
   __device__ void load(const Tokens& t, const Row& row, int32_t i, int32_t position, int32_t last) {
-    if (position > last) return;
     seq_len = load_id(t.seq_lens, i, t.seq_lens_64);
     if (t.ids_64) return;
     DCUT_UNROLL
