@@ -146,6 +146,7 @@ def _tables() -> Iterator[Case]:
     for budget in (0, -1, INT32_MIN, 1, 6, 17, 48, 49, INT32_MAX):
         yield make(f"budget-{budget}", c, [12, 24, 30, 24], budget=budget)
         yield make(f"budget-{budget}-tensor", c, [48, 12, -1], budget=torch.tensor([budget], dtype=torch.int32))
+    yield make("budget-among-the-first-of-256", c, range(1, 257), [1] * 256, budget=17)
     yield make("budget-without-buckets", c, [], budget=20)
     yield make("budget-with-disabled-buckets", c, [24, 30], [NAN, 0], budget=20)
     yield make("budget-with-floors", c, [12, 24], budget=0, min_keep=[0, 3, 1, 0, 0, 7])

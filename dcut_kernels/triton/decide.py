@@ -8,6 +8,8 @@ from triton.language.standard import _elementwise_min
 from .order import INFINITY, INT32_MAX, clamp
 from .select import add, count_step, count_tile, gain, highest, read_tile, search
 
+NOT_LISTED = tl.constexpr(1 << 40)  # above every budget
+
 
 @triton.jit
 def table_row(table, rows, buckets, active):
@@ -59,7 +61,7 @@ def decide(scores, options, sizes, tables, capacity, COUNT_BONUS: tl.constexpr, 
     total = most
     if budget is not None:
         total = clamp(tl.load(budget).to(tl.int64), lowest, most)
-    padded = tl.full([], 1 << 40, tl.int64)
+    padded = tl.full([], NOT_LISTED, tl.int64)
     best = tl.full([], -1, tl.int32)
     worth = tl.full([], -1, tl.int64)
     packed = tl.full([], 0, tl.int64)
@@ -75,8 +77,8 @@ def decide(scores, options, sizes, tables, capacity, COUNT_BONUS: tl.constexpr, 
         if tl.program_id(0) == 0:
             tl.store(gains + r, g, mask=r < buckets)
         if budget is not None:
-            holds = tl.where((raw >= total) & (r < buckets), raw.to(tl.int64), padded)
-            padded = tl.reduce(holds, 0, _elementwise_min)
+            holds = tl.where((raw >= total) & (r < buckets), raw.to(tl.int64), NOT_LISTED)
+            padded = tl.minimum(padded, tl.reduce(holds, 0, _elementwise_min))
         else:
             u = utilities(g, cost, raw)
             top = highest(u, 0)
@@ -95,7 +97,7 @@ def decide(scores, options, sizes, tables, capacity, COUNT_BONUS: tl.constexpr, 
         wanted = tl.full([1], 0, tl.int32) + (total - prompt).to(tl.int32)
         low, found = search(rank, scores, options, sizes, wanted, least, ONE, ROWS, WIDTH)
         packed = add(((wanted - found).to(tl.int64) << 32) + low, 0)
-        padded = tl.where((padded < 1 << 40), padded, total)
+        padded = tl.where(padded < NOT_LISTED, padded, total)
     if tl.program_id(0) == 0:
         tl.store(decision, best)
         tl.store(decision + 1, to_int32(total))
