@@ -176,3 +176,10 @@ def test_import_touches_no_gpu() -> None:
     code = "import sys, dcut_kernels.jit, torch; print('cupy' in sys.modules, torch.cuda.is_initialized())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_cpu_tensors_are_refused() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"dcut_kernels\.jit\.log_prefix_sum: expected CUDA tensors, got CPU tensors"
+    ):
+        jit.log_prefix_sum(torch.ones(2, 3))

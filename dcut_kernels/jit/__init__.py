@@ -4,13 +4,22 @@ Importing this module defines the operators ``torch.ops.dcut_jit`` for CUDA tens
 first call on a GPU compiles for some seconds; CuPy keeps the result for the next process.
 """
 
+from typing import NoReturn
+
 from .. import _bind, _fake, _schema
 from ..ops import Backend
 from .launch import CupyKernels
 
+
+class _GpuOnly:
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError(f"dcut_kernels.jit.{name}: expected CUDA tensors, got CPU tensors")
+
+
 _library = _schema.define("dcut_jit")
 _fake.register("dcut_jit", _library)
 _bind.register(_library, "CUDA", CupyKernels(), one_launch=True)
+_bind.register(_library, "CPU", _GpuOnly(), one_launch=True)
 
 backend = Backend("jit", "dcut_jit")
 select_and_pack = backend.select_and_pack
