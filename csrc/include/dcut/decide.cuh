@@ -110,10 +110,12 @@ __device__ inline void decide(RanksT& ranks, const Block& block, const Group& gr
     if (group.size > 1) group.sync();
     if (warp() != 0) return;
     Choice& choice = block.fixed.choice;
-    const int32_t t = min(lane(), n - 1);
+    int64_t gain = 0;
     __syncwarp();
-    const int64_t gain = total_gain(group, block.fixed, block.targets[t], block.gains + t);
-    if (group.rank == 0 && lane() < gained) out.gains[first + lane()] = gain;
+    if (lane() < gained) {
+      gain = total_gain(group, block.fixed, block.targets[lane()], block.gains + lane());
+      if (group.rank == 0) out.gains[first + lane()] = gain;
+    }
     argmax(block.buckets, block.targets, gain, first, gained, choice);
     __syncwarp();
     // What the last lot concludes, whose last target is the fallback, is what stays.
