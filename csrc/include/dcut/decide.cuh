@@ -111,7 +111,6 @@ __device__ inline void decide(RanksT& ranks, const Block& block, const Group& gr
     if (warp() != 0) return;
     Choice& choice = block.fixed.choice;
     int64_t gain = 0;
-    __syncwarp();
     if (lane() < gained) {
       gain = total_gain(group, block.fixed, block.targets[lane()], block.gains + lane());
       if (group.rank == 0) out.gains[first + lane()] = gain;
