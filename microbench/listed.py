@@ -135,6 +135,7 @@ def _tables() -> Iterator[Case]:
         yield make(f"disabled-by-every-cost-{name}", c, [12, 24], [cost, cost])
     yield make("disabled-by-budget", c, [0, -5, 24, INT32_MIN], [0.01, 0.01, 1, 0.01])
     yield make("disabled-by-every-budget", c, [0, -5], [1, 1])
+    yield make("disabled-nine-buckets", c, [-1] * 9, [1] * 9)
     yield make("disabled-under-capacity", c, [12, 24], [0, NAN], capacity=20)
     yield make("cost-extremes", c, [12, 24, 48], [3e38, 1e-45, 1e-38])
     yield make("equal-utilities", torch.full((4, 3), 1.0), [16, 8, 4], [16, 8, 4])

@@ -224,6 +224,7 @@ def step_cases() -> list[Case]:
     bases = np.where(np.arange(270) % 90 == 89, INT32_MAX, 1)
     large = [
         make("nine-buckets", near_one[:5], range(5, 32, 3)),  # lanes beyond them read what lies after the budgets
+        make("nine-buckets-disabled", near_one[:5], [-1] * 9, [1] * 9),
         make("huge-base-lens", few, base_lens=bases, capacity=3000),
         make("many-buckets", few, many, np.linspace(2, 9, 17) ** 0.5, budget=700),
         make("many-buckets-unaligned", near_one, np.linspace(150, 700, 17).astype(int), num_reqs=[130]),

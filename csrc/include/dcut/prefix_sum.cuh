@@ -46,9 +46,9 @@ __device__ inline Pair prefix_sums(Pair q, const Scores& scores, const Lanes& la
   const auto join = [&](uint32_t a, uint32_t b) { return scores.prefix ? max(a, b) : a + b; };
   DCUT_UNROLL
   for (int j = 1; j < kPair; ++j) q.v[j] = join(q.v[j], q.v[j - 1]);
-  uint32_t sum = min(q.v[kPair - 1], static_cast<uint32_t>(kQMax));
+  uint32_t sum = q.v[kPair - 1];
   DCUT_UNROLL
-  for (int o = 1; o < 64 / kPair; o <<= 1) {  // 32 values below 2^26, and a pair of them, do not overflow
+  for (int o = 1; o < 64 / kPair; o <<= 1) {  // 64 values below 2^26 do not overflow
     const uint32_t left = __shfl_up_sync(kAllLanes, sum, o);
     if (lanes.column >= o) sum = join(sum, left);
   }
