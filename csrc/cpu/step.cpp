@@ -19,22 +19,10 @@ Scratch& scratch() {
 
 int32_t round_up(int32_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// float16 bits to float32 bits.
-int32_t widen_half(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, rest = h & 0x7fff;
-  if (rest >= 0x7c00) return static_cast<int32_t>(sign | 0x7f800000u | (rest & 0x3ff) << 13);
-  if (rest >= 0x0400) return static_cast<int32_t>(sign | ((rest << 13) + (112u << 23)));
-  const float value = static_cast<float>(rest) * 0x1p-24f;
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return static_cast<int32_t>(sign | bits);
-}
-
 int32_t float32_bits(const Scores& scores, int64_t at) {
   switch (scores.type) {
     case FloatType::kFloat16: return widen_half(static_cast<const uint16_t*>(scores.confidence)[at]);
-    case FloatType::kBFloat16:
-      return static_cast<int32_t>(static_cast<uint32_t>(static_cast<const uint16_t*>(scores.confidence)[at]) << 16);
+    case FloatType::kBFloat16: return widen_bfloat16(static_cast<const uint16_t*>(scores.confidence)[at]);
     default: return static_cast<const int32_t*>(scores.confidence)[at];
   }
 }
