@@ -53,7 +53,7 @@ clean:
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
 	@echo "== installing dcut_kernels in $(VENV)"
-	@$(VENV)/bin/pip install -q --no-build-isolation -e ".[test,demo]"
+	@$(VENV)/bin/pip install -q --no-build-isolation -e ".[test]"
 	@touch $@
 
 $(VENV)/torch:

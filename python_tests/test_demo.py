@@ -22,7 +22,7 @@ PUBLISHED = {name: tables.sources()["recordings"][f"trace_{name}"]["published"] 
 
 
 def run_cli(*arguments):
-    main(["demo", *map(str, arguments)])
+    main(["demo", "--replay", *map(str, arguments)])
 
 
 @pytest.mark.parametrize("trace", tables.TRACES)

@@ -1,17 +1,13 @@
-"""The demo command: replay every policy, print tables, save the summary and the plots."""
+"""The replay: run every policy, print tables, save the summary and the plots."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import __version__, backends
 from . import draw, plots, report
@@ -19,6 +15,7 @@ from .policies import all_policies
 from .recordings import ClosedLoop, RecordedTrace, Source
 from .replay import Replay, acceptance_curve, replay
 from .tables import CostTable, cost_table, table_batches
+from .terminal import environment, make_console, progress_bar
 
 EXACT = (
     "Exact replay: drafts were recorded at every position of 64 greedy texts, so each policy walks its own path, "
@@ -39,15 +36,12 @@ COLUMNS = (
     "op time: median microseconds of one select_and_pack call into reused buffers (backend {backend}), measured on "
     "this CPU once a step between other work, so with cold caches."
 )
-MORE = "Try --concurrency 8 (other budgets win), --show 12 (draws a step) or --trace tiny_a_gen128; see --help."
-PIPE_WIDTH = 110  # columns when the output goes to a file or a pipe
+MORE = "Try --concurrency 8 (other budgets win), --show 12 (draws a step) or --trace tiny_a_gen128, too; see --help."
 
 
 def run(args: argparse.Namespace) -> bool:
     """Run the demo with parsed and checked arguments; returns whether every text equals plain greedy decoding."""
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPE_WIDTH
+    console = make_console()
     tables = [cost_table(name, args.concurrency) for name in args.table if args.concurrency in table_batches(name)]
 
     def source() -> Source:
@@ -101,9 +95,8 @@ def replay_all(console: Console, source: Callable[[], Source], tables: list[Cost
     """Replay every policy, full depth first, each over a fresh source."""
     policies = all_policies(tables, source().draft_len)
     by_name = {table.name: table for table in tables}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     replays = []
-    with Progress(*columns, console=console) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("", total=steps * len(policies))
         for policy in policies:
             progress.update(task, description=f"{policy.name:<16}")
@@ -117,15 +110,3 @@ def arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The command line as JSON values."""
     names = ("concurrency", "steps", "trace", "table", "show")
     return {name: getattr(args, name) for name in names} | {"out": str(args.out)}
-
-
-def environment() -> dict[str, str | None]:
-    """What the op ran on."""
-    return {
-        "dcut_kernels": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "backend": backends.chosen("cpu"),
-        "backend_detail": backends.explain(),
-        "machine": platform.machine(),
-    }

@@ -1,0 +1,111 @@
+"""Runs the engine: step costs of this machine, and every policy in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ...engine import Engine, Step, StepCosts, profile
+from ...models import Drafter, Target
+
+DEPTHS = (0, 1, 2, 3, 5, 7, 11)  # measured besides the whole draft
+REPEATS = 5
+SHORTEST = 64  # of max_len: leaves the profile room for whole drafts
+
+
+class Turn(NamedTuple):
+    """All prompts of a concurrency decoded once with one policy."""
+
+    policy: str
+    steps: list[Step]
+    texts: list[list[int]]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, prompts included in the time."""
+        return sum(map(len, self.texts)) / self.seconds
+
+
+def prompts_of(concurrency: int, most: int) -> int:
+    """Prompts decoded at a concurrency: few requests at a time are slow, so they get fewer prompts."""
+    return min(most, max(8, 2 * concurrency))
+
+
+def powers_up_to(most: int) -> list[int]:
+    """Powers of two below `most`, and `most`."""
+    return [1 << k for k in range((most - 1).bit_length())] + [most]
+
+
+def measure_costs(
+    target: Target, drafter: Drafter, concurrency: int, max_len: int, on_step: Callable[[int], None]
+) -> StepCosts:
+    """Step costs C(B, K) on this machine, for batches up to a concurrency.
+
+    Parameters
+    ----------
+    target, drafter : Target, Drafter
+        The pair.
+    concurrency : int
+        Largest batch.
+    max_len : int
+        Longest prompt and text that will be decoded.
+    on_step : callable
+        Called after each step with the number of all steps.
+    """
+    batches = powers_up_to(concurrency)
+    depths = [depth for depth in DEPTHS if depth < drafter.draft_len] + [drafter.draft_len]
+    engine = Engine(target, drafter, "full", max_batch=concurrency, max_len=max(max_len, SHORTEST))
+    steps = len(batches) * (len(depths) + 1) * (REPEATS + 1)
+    return profile(engine, batches, depths, REPEATS, lambda: on_step(steps))
+
+
+def take_turns(
+    engines: dict[str, Engine],
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    rounds: int,
+    on_step: Callable[[str, Step], None],
+) -> dict[str, list[Turn]]:
+    """Decode all prompts with every policy in turn, for several rounds: drift of the machine hits all alike.
+
+    Parameters
+    ----------
+    engines : dict
+        An idle engine for each policy.
+    prompts : sequence of token sequences
+        What to decode.
+    max_tokens, rounds : int
+        Tokens of a text; turns of each policy.
+    on_step : callable
+        Called after each step with the policy and the step.
+
+    Returns
+    -------
+    dict
+        Turns of each policy, one a round.
+    """
+    turns: dict[str, list[Turn]] = {policy: [] for policy in engines}
+    for _ in range(rounds):
+        for policy, engine in engines.items():
+            turns[policy].append(_turn(policy, engine, prompts, max_tokens, on_step))
+    return turns
+
+
+def _turn(
+    policy: str,
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    on_step: Callable[[str, Step], None],
+) -> Turn:
+    steps: list[Step] = []
+
+    def record(step: Step) -> None:
+        steps.append(step)
+        on_step(policy, step)
+
+    start = time.perf_counter()
+    texts = engine.generate(prompts, max_tokens, on_step=record)
+    return Turn(policy, steps, texts, time.perf_counter() - start)

@@ -1,0 +1,64 @@
+"""How much of the drafts a step verifies, by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from ..integration import Drafts
+
+FORMS = "ar, full, dcut, uniform-K with K drafts, ratio-R with 0 < R < 1"
+
+
+class Policy(NamedTuple):
+    """One way to choose; at most one of `depth` and `ratio` is set, and D-cut sets neither."""
+
+    name: str
+    depth: int | None = None
+    ratio: float | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the drafter runs at all."""
+        return self.name != "ar"
+
+    @property
+    def needs_costs(self) -> bool:
+        return self.name == "dcut"
+
+    def options(self, drafts: Drafts) -> dict[str, Any]:
+        """Options of ``select_and_pack`` that express the policy for one step."""
+        if self.needs_costs:
+            return {}
+        base, rows = int(drafts.base_lens.sum()), int((drafts.draft_lens > 0).sum())
+        depth = drafts.confidence.shape[1]
+        if self.ratio is not None:  # the paper's K, for the rows that have drafts
+            return {"budget": base - rows + max(rows, math.ceil(self.ratio * rows * (depth + 1)))}
+        everything = {"budget": base + rows * depth}
+        if self.depth is None:
+            return everything
+        return everything | {"max_keep": torch.full_like(drafts.draft_lens, self.depth)}
+
+
+def parse(name: str) -> Policy:
+    """Policy of a name.
+
+    Raises
+    ------
+    ValueError
+        If there is none of this name.
+    """
+    kind, _, value = name.partition("-")
+    if name in ("ar", "full", "dcut"):
+        return Policy(name)
+    if kind == "uniform" and value.isdecimal():
+        return Policy(name, depth=int(value))
+    try:
+        ratio = float(value)
+    except ValueError:
+        ratio = math.nan
+    if kind == "ratio" and 0 < ratio < 1:
+        return Policy(name, ratio=ratio)
+    raise ValueError(f"policy: expected {FORMS}, got {name!r}")
