@@ -7,10 +7,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from dcut_kernels.demo.compare import Comparison
 from dcut_kernels.demo.live import draw, measure, report, stream
 from dcut_kernels.demo.live import run as live
 from dcut_kernels.demo.live.measure import Turn
-from dcut_kernels.engine import Comparison, Request, Step
+from dcut_kernels.engine import Request, Step
 from dcut_kernels.integration import Drafts
 
 PARTS = ("draft", "select", "verify", "rest")

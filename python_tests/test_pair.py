@@ -70,7 +70,7 @@ def test_reliability_bins_and_their_distance_from_the_diagonal():
         {"score": pytest.approx(0.56), "accepted": 0.5, "drafts": 2},
         {"score": pytest.approx(0.95), "accepted": 0.5, "drafts": 2},
     ]
-    assert evaluate.calibration_error(bins[1:]) == pytest.approx((2 * 0.06 + 2 * 0.45) / 4)
+    assert evaluate.calibration_error(bins) == pytest.approx((2 * 0.48 + 2 * 0.06 + 2 * 0.45) / 6)
 
 
 def test_a_text_loops_below_the_share_of_distinct_grams():

@@ -4,9 +4,8 @@ Start with `Engine.step`: draft, select, verify, commit.
 """
 
 from ..models import load_pair
-from .compare import Comparison, compare
 from .costs import StepCosts, profile
 from .engine import Engine, Step
 from .requests import Request
 
-__all__ = ["Comparison", "Engine", "Request", "Step", "StepCosts", "compare", "load_pair", "profile"]
+__all__ = ["Engine", "Request", "Step", "StepCosts", "load_pair", "profile"]

@@ -150,7 +150,8 @@ class Engine:
         starts = torch.arange(len(seq_lens) + 1) * block
         rows = self.drafter_cache.rows(starts, seq_lens + block, block_table, causal=False)
         attend = self.drafter_cache.attention(slots, rows)
-        logits = self.target.logits(self.drafter(self.target.embed_tokens(bonus_ids), seq_lens, attend))
+        hidden = self.drafter(self.target.embed_tokens(bonus_ids), seq_lens, attend)
+        logits = self.target.logits(hidden.contiguous())
         best, draft_ids = logits.max(-1)
         return (best - logits.logsumexp(-1)).exp(), draft_ids
 

@@ -13,12 +13,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from dcut_kernels.engine import Engine, Step, load_pair
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
 from vllm import LLM, SamplingParams  # reads the variables above
+from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
 
 TOKENS, DRAFT_LEN = 128, 15
 
@@ -27,7 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--pair", type=Path, default=Path(__file__).parent, metavar="DIR")
     parser.add_argument("--prompts", type=int, default=32, metavar="N")
+    parser.add_argument("--patch", action="store_true", help="norm the keys of each draft layer with its own weights")
     args = parser.parse_args()
+    if args.patch:
+        patch_key_norms()
     texts = json.loads((args.pair / "prompts.json").read_text(encoding="utf-8"))[: args.prompts]
     llm = load(args.pair)
     prompts = llm.get_tokenizer()(texts)["input_ids"]
@@ -39,6 +47,16 @@ def main() -> None:
         if a != b:
             first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             print(f"prompt {number}: tokens differ from number {first} on, {len(a)} and {len(b)} tokens")
+
+
+def patch_key_norms() -> None:
+    """On CPUs, vLLM 0.32.0 norms the context keys of every draft layer with the weights of the first."""
+
+    def normalize(self: DFlashQwen3Model, keys: Tensor) -> Tensor:  # keys [layers, tokens, kv_heads, head_dim]
+        pairs = zip(keys, self._k_norm_weights, strict=True)
+        return torch.stack([F.rms_norm(x, weight.shape, weight, self._rms_norm_eps) for x, weight in pairs])
+
+    DFlashQwen3Model._normalize_context_k = normalize
 
 
 def load(pair: Path) -> LLM:

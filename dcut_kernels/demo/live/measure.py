@@ -11,6 +11,7 @@ from ...models import Drafter, Target
 
 DEPTHS = (0, 1, 2, 3, 5, 7, 11)  # measured besides the whole draft
 REPEATS = 5
+FEWEST = 4  # prompts at any concurrency
 SHORTEST = 64  # of max_len: leaves the profile room for whole drafts
 
 
@@ -30,7 +31,7 @@ class Turn(NamedTuple):
 
 def prompts_of(concurrency: int, most: int) -> int:
     """Prompts decoded at a concurrency: few requests at a time are slow, so they get fewer prompts."""
-    return min(most, max(8, 2 * concurrency))
+    return min(most, max(FEWEST, concurrency))
 
 
 def powers_up_to(most: int) -> list[int]:

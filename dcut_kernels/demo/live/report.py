@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ...engine import Comparison, Step
+from ...engine import Step
+from ..compare import Comparison
 from ..report import count
 from .measure import Turn
 

@@ -13,8 +13,9 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from ... import __version__
-from ...engine import Comparison, Engine, Step, StepCosts, compare, load_pair
+from ...engine import Engine, Step, StepCosts, load_pair
 from ...models import Drafter, Target
+from ..compare import Comparison, compare
 from ..report import count
 from ..terminal import environment, make_console, progress_bar
 from . import draw, plots, report, stream
