@@ -20,8 +20,8 @@ PAIR_FILES = (
 )  # fmt: skip
 LIVE: dict[str, Any] = {
     "concurrency": [1, 8, 32, 64],
-    "policy": ["ar", "full", "uniform-3", "uniform-7", "ratio-0.25", "ratio-0.5", "ratio-0.75", "dcut"],
-    "tokens": 48,
+    "policy": ["ar", "full", "uniform-3", "ratio-0.25", "ratio-0.5", "dcut"],
+    "tokens": 96,
     "rounds": 3,
     "pair": Path(__file__).resolve().parents[1] / "examples" / "tiny_pair",
     "out": Path("out/demo"),

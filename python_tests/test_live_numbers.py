@@ -157,13 +157,13 @@ def test_closing_sentences():
         "fixed policy; it verifies 31% of the positions that full depth verifies a step, for a MAT of 3.00 instead of "
         "4.00.",
         "The selector takes 1.0% to 2.9% of a D-cut step.",
-        "8 requests, 32 positions a step: ranked over the whole batch (ratio-0.25) 14.0 drafts are accepted, at the "
-        "same depth for every request (uniform-3) 12.0.",
+        "8 requests, 32 positions a step: ranked over the whole batch (ratio-0.25) 43.8 drafts are accepted per "
+        "100 of them, at the same depth for every request (uniform-3) 37.5.",
         "Plain decoding is faster than full depth at 8 requests at a time.",
     ]
     rows[-1] = row("dcut", 8, 0.8, 0.9, 33.0, 16.0)
     *_, ranking, plain = report.closing_sentences(rows)
-    assert ranking.startswith("8 requests, 33 positions a step: ranked over the whole batch (dcut) 16.0 drafts")
+    assert ranking.startswith("8 requests, 33 positions a step: ranked over the whole batch (dcut) 48.5 drafts")
     assert plain == "Plain decoding is faster than full depth at 8, than D-cut at 8 requests at a time."
     assert len(report.closing_sentences(rows[:4])) == 3  # one request cannot be ranked
     plain_only = [row("ar", n, 1.2, 1.0) for n in (1, 8, 64)] + [row("full", n, 1.0, 0.8) for n in (1, 8, 64)]

@@ -101,6 +101,7 @@ def test_figures_of_a_depth_leave_out_anchors_past_the_end():
 
 def test_drafts_of_the_evaluation_are_those_of_the_engine(pair, tokenizer):
     prompts = [tokenizer.encode(text).ids for text in PROMPTS[:4]]
+    prompts.append(prompts[0][::-1])  # of the length of another one
     sequences = evaluate.generate(pair[0], prompts)
     scores, accepted, losses = evaluate.draft(*pair, sequences, [len(prompt) for prompt in prompts])
     right = accepted == 1

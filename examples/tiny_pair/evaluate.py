@@ -1,4 +1,4 @@
-"""Measure a pair on held-out text; writes card.json and reliability.png into its folder, in about two minutes.
+"""Measure a pair on held-out text; writes card.json and reliability.png into its folder.
 
     python examples/tiny_pair/evaluate.py                     # the shipped pair
     python examples/tiny_pair/evaluate.py --pair /tmp/pair

@@ -1,6 +1,6 @@
 """Train a small target and its block-parallel drafter on two CPU cores, in about 65 minutes.
 
-    python examples/tiny_pair/train.py --out examples/tiny_pair                          # the shipped pair
+    python examples/tiny_pair/train.py --out examples/tiny_pair                          # a pair like the shipped one
     python examples/tiny_pair/train.py --out /tmp/pair --minutes 0.2 0.1 0.2             # does it run at all?
 
 Stages: tokenizer; target on the standard library's sources; the target's own greedy text, which is what the drafter

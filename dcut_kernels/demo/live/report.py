@@ -156,8 +156,8 @@ def _equal_positions(table: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], 
 def _ranking_sentence(ranked: dict[str, Any], uniform: dict[str, Any]) -> str:
     return (
         f"{count(ranked['concurrency'], 'request')}, {ranked['verified']:.0f} positions a step: ranked over the whole "
-        f"batch ({ranked['policy']}) {ranked['accepted']:.1f} drafts are accepted, at the same depth for every request "
-        f"({uniform['policy']}) {uniform['accepted']:.1f}."
+        f"batch ({ranked['policy']}) {100 * ranked['accepted_per_verified']:.1f} drafts are accepted per 100 of them, "
+        f"at the same depth for every request ({uniform['policy']}) {100 * uniform['accepted_per_verified']:.1f}."
     )
 
 
