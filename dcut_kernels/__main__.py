@@ -58,7 +58,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         "--policy", nargs="+", metavar="NAME",
         help=f"of ar, full, dcut, uniform-K, ratio-R (default {' '.join(LIVE['policy'])}); ar and full always run",
     )  # fmt: skip
-    live.add_argument("--tokens", type=int, metavar="N", help="tokens of each text (default 48)")
+    live.add_argument("--tokens", type=int, metavar="N", help=f"tokens of each text (default {LIVE['tokens']})")
     live.add_argument("--rounds", type=int, metavar="N", help="turns of each policy (default 3)")
     live.add_argument("--prompt", metavar="TEXT", help="decode this one text and show each step; --policy default dcut")
     live.add_argument("--pair", type=Path, metavar="DIR", help="drafter and target (default examples/tiny_pair)")

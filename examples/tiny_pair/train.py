@@ -194,7 +194,7 @@ def save_model(folder: Path, config: dict[str, Any], weights: dict[str, Tensor],
     stored = {name: value.bfloat16().contiguous() for name, value in weights.items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config | shared, indent=1) + "\n", encoding="utf-8")
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
     special = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "pad_token": "<eos>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(special, indent=1) + "\n", encoding="utf-8")
 
