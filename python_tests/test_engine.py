@@ -20,7 +20,7 @@ from dcut_kernels.models import Config, Drafter, Target
 
 PAIR = Path(__file__).parents[1] / "examples" / "tiny_pair"
 POLICIES = ("full", "uniform-3", "uniform-7", "ratio-0.25", "ratio-0.5", "ratio-0.75", "dcut")
-TOKENS = 16
+TOKENS = {0.0: 16, 1.0: 10}  # by temperature; noise takes time
 # what steps cost is no matter for the text; these make D-cut move between its buckets
 COSTS = StepCosts([1, 64], [0, 15], [[3.0, 7.0], [20.0, 110.0]], [2.0, 12.0])
 TIES = []  # texts that parted at a tie, over all tests of this file
@@ -45,7 +45,7 @@ def plain(pair, prompts):
 
     def texts(temperature):
         if temperature not in known:
-            known[temperature] = Engine(*pair, "ar", temperature=temperature).generate(prompts, TOKENS)
+            known[temperature] = Engine(*pair, "ar", temperature=temperature).generate(prompts, TOKENS[temperature])
         return known[temperature]
 
     return texts
@@ -74,7 +74,7 @@ def test_every_policy_writes_the_text_of_plain_decoding(pair, prompts, plain, co
     chosen, expected = prompts[:count], plain(temperature)[:count]
     for policy in POLICIES if concurrency > 1 else ("ar", *POLICIES):
         engine = Engine(*pair, policy, COSTS, max_batch=concurrency, temperature=temperature)
-        texts = engine.generate(chosen, TOKENS)
+        texts = engine.generate(chosen, TOKENS[temperature])
         same_text(pair, chosen, texts, expected, temperature)
 
 
@@ -87,7 +87,7 @@ def test_blocks_and_chunks_do_not_matter(pair, prompts, plain, options):
     engine = Engine(*pair, "dcut", COSTS, max_batch=5, **options)
     for cache in (engine.target_cache, engine.drafter_cache):
         cache.layers.fill_(1e4)  # what an earlier request left
-    texts = engine.generate(prompts[:12], TOKENS)
+    texts = engine.generate(prompts[:12], TOKENS[0.0])
     same_text(pair, prompts[:12], texts, plain(0.0)[:12])
     assert sorted(engine.scheduler.free) == list(range(5 * engine.row_blocks))
 
@@ -96,14 +96,14 @@ def test_few_blocks_make_requests_wait(pair, prompts, plain):
     engine = Engine(*pair, "full", max_batch=8)
     del engine.scheduler.free[20:]
     batches = []
-    texts = engine.generate(prompts[:10], TOKENS, on_step=lambda step: batches.append(len(step.requests)))
+    texts = engine.generate(prompts[:10], TOKENS[0.0], on_step=lambda step: batches.append(len(step.requests)))
     same_text(pair, prompts[:10], texts, plain(0.0)[:10])
     assert 1 < max(batches) < 8
 
 
 def test_requests_join_while_others_run(pair, prompts, plain):
     engine, seen = Engine(*pair, "dcut", COSTS, max_batch=4), []
-    engine.generate(prompts[:12], TOKENS, on_step=seen.append)
+    engine.generate(prompts[:12], TOKENS[0.0], on_step=seen.append)
     in_prompt = [step for step in seen if 0 < int((step.drafts.draft_lens > 0).sum()) < len(step.requests)]
     assert any(int(step.drafts.base_lens.max()) > 1 for step in in_prompt)  # chunks and drafts share a step
     assert len({id(request) for step in seen for request in step.requests}) == 12
@@ -115,7 +115,7 @@ def test_linear_layers_see_the_packed_tokens_only(pair, prompts):
     steps = []
     handle = target.layers[0].mlp.gate_proj.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     try:
-        engine.generate(prompts[:16], TOKENS, on_step=steps.append)
+        engine.generate(prompts[:16], TOKENS[0.0], on_step=steps.append)
     finally:
         handle.remove()
     assert seen == [step.verified for step in steps]
@@ -220,10 +220,10 @@ def test_costs_decide_how_much_is_verified(pair, prompts):
     flat = StepCosts([1, 64], [0, 15], [[5.0, 5.0], [5.0, 5.0]], [5.0, 5.0])
     steep = StepCosts([1, 64], [0, 15], [[1.0, 900.0], [1.0, 9000.0]], [5.0, 5.0])
     steps = []
-    Engine(*pair, "dcut", steep, max_batch=8).generate(prompts[:8], TOKENS, on_step=steps.append)
+    Engine(*pair, "dcut", steep, max_batch=8).generate(prompts[:8], TOKENS[0.0], on_step=steps.append)
     assert sum(sum(s.keep_lens) for s in steps if int(s.drafts.base_lens.max()) == 1) == 0
     steps.clear()
-    Engine(*pair, "dcut", flat, max_batch=8).generate(prompts[:8], TOKENS, on_step=steps.append)
+    Engine(*pair, "dcut", flat, max_batch=8).generate(prompts[:8], TOKENS[0.0], on_step=steps.append)
     pruned = [
         float(scores[keep])  # the best of those that were not kept
         for step in steps
