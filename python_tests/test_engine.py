@@ -14,6 +14,7 @@ from dcut_kernels.demo.compare import compare
 from dcut_kernels.engine import Engine, Request, StepCosts, load_pair, profile
 from dcut_kernels.engine.cache import PagedCache
 from dcut_kernels.engine.policies import parse
+from dcut_kernels.engine.requests import Scheduler
 from dcut_kernels.engine.sampling import sample
 from dcut_kernels.integration import Drafts
 from dcut_kernels.models import Config, Drafter, Target
@@ -66,6 +67,39 @@ def test_plain_decoding_is_the_greedy_text_of_the_model(pair, prompts, plain):
         rows = cache.rows(torch.tensor([0, len(ids)]), torch.tensor([len(ids)]), torch.arange(8)[None], causal=True)
         hidden, _ = target(ids, torch.arange(len(ids)), cache.attention(torch.arange(len(ids)), rows))
         assert target.logits(hidden).argmax(-1)[len(prompt) - 1 : -1].tolist() == text
+
+
+def test_sampled_text_is_drawn_token_by_token(pair, prompts, plain):
+    target, cache = pair[0], PagedCache(pair[0].config, 8, 16)
+    for seed in (3, 4):
+        ids = list(prompts[seed])
+        for _ in range(6):
+            length = len(ids)
+            rows = cache.rows(torch.tensor([0, length]), torch.tensor([length]), torch.arange(8)[None], causal=True)
+            hidden, _ = target(torch.tensor(ids), torch.arange(length), cache.attention(torch.arange(length), rows))
+            ids.append(int(sample(target.logits(hidden[-1:]), 1.0, [seed], [length])))
+        assert plain(1.0)[seed][:6] == ids[len(prompts[seed]) :]
+        assert plain(1.0)[seed][:6] != plain(0.0)[seed][:6]
+
+
+def test_drafts_are_accepted_as_far_as_they_are_the_text(pair, prompts):
+    engine, steps = Engine(*pair, "dcut", COSTS, max_batch=16), []
+    engine.generate(prompts[:16], TOKENS[0.0], on_step=steps.append)
+    for step in steps:
+        for row, request in enumerate(step.requests):
+            exist = int(step.drafts.draft_lens[row])
+            after = request.output[int(step.drafts.seq_lens[row]) - len(request.prompt) + 1 :] if exist else []
+            assert exist <= max(0, TOKENS[0.0] - len(request.output) + len(after) - 1)
+            kept = step.drafts.draft_ids[row, : step.keep_lens[row]].tolist()
+            agree = [a == b for a, b in zip(kept, after, strict=False)]
+            assert step.accepted[row] == (agree.index(False) if False in agree else len(agree))
+    assert sum(map(sum, (step.accepted for step in steps))) > 50
+
+
+def test_a_request_owns_the_blocks_of_its_last_drafts():
+    scheduler = Scheduler(1, 8, 16, draft_len=15)
+    assert scheduler.blocks_of(Request([5] * 7, 10)) == 2
+    assert scheduler.blocks_of(Request([5] * 8, 10)) == 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
