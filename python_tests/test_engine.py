@@ -140,6 +140,7 @@ def test_requests_join_while_others_run(pair, prompts, plain):
     engine.generate(prompts[:12], TOKENS[0.0], on_step=seen.append)
     in_prompt = [step for step in seen if 0 < int((step.drafts.draft_lens > 0).sum()) < len(step.requests)]
     assert any(int(step.drafts.base_lens.max()) > 1 for step in in_prompt)  # chunks and drafts share a step
+    assert max(len(step.requests) for step in seen) == 4
     assert len({id(request) for step in seen for request in step.requests}) == 12
 
 
