@@ -55,13 +55,11 @@ class PagedCache:
 
     def _group(self, starts: Tensor, counts: Tensor, kv_lens: Tensor, block_table: Tensor, causal: bool) -> Rows:
         step = torch.arange(int(counts.max()))
-        queries = starts[:, None] + torch.minimum(step, counts[:, None] - 1)  # [g, w]
+        place = torch.minimum(step, counts[:, None] - 1)  # [g, w], of each query in its row
+        queries = starts[:, None] + place
         real = (step < counts[:, None]).flatten().nonzero()[:, 0]
         blocks = block_table[:, : -(-int(kv_lens.max()) // self.block_size)].long()  # [g, m]
-        first = (kv_lens - counts)[:, None]
-        ends = (
-            first + torch.minimum(step, counts[:, None] - 1) + 1 if causal else kv_lens[:, None].expand(queries.shape)
-        )
+        ends = (kv_lens - counts)[:, None] + place + 1 if causal else kv_lens[:, None].expand(place.shape)
         hidden = torch.arange(blocks.shape[1] * self.block_size) >= ends[:, :, None]  # [g, w, m * block_size]
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
         return Rows(
