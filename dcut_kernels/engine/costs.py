@@ -51,7 +51,10 @@ class StepCosts:
     def _by_batch(self) -> np.ndarray:
         return np.array(self.step_ms)
 
-    @functools.lru_cache(maxsize=4096)  # noqa: B019  the tables live as long as the costs
+    @functools.cached_property
+    def _tables(self) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
+        return {}
+
     def table(self, rows: int, base_tokens: int) -> tuple[Tensor, Tensor]:
         """Buckets of a step: budgets, int32 [D + 1], and their costs, float32 [D + 1].
 
@@ -62,6 +65,12 @@ class StepCosts:
         base_tokens : int
             Tokens of the step that are no drafts; more than `rows` where prompts are read in the same step.
         """
+        key = (rows, base_tokens)
+        if key not in self._tables:
+            self._tables[key] = self._price(rows, base_tokens)
+        return self._tables[key]
+
+    def _price(self, rows: int, base_tokens: int) -> tuple[Tensor, Tensor]:
         measured = [np.interp(rows, self.batches, column) for column in self._by_batch.T]
         depths = np.arange(self.depths[-1] + 1)
         at_depth = np.interp(depths, self.depths, measured)
@@ -69,9 +78,6 @@ class StepCosts:
         prompt_tokens = base_tokens - rows
         budgets = torch.from_numpy((base_tokens + depths * rows).astype(np.int32))
         return budgets, torch.from_numpy((at_depth + slope * prompt_tokens).astype(np.float32))
-
-    def __hash__(self) -> int:
-        return id(self)
 
     def save(self, path: Path) -> None:
         """Write the costs as JSON."""
