@@ -20,7 +20,7 @@ PAIR_FILES = (
 )  # fmt: skip
 LIVE: dict[str, Any] = {
     "concurrency": [1, 8, 32, 64],
-    "policy": ["ar", "full", "uniform-3", "ratio-0.25", "ratio-0.5", "dcut"],
+    "policy": ["ar", "full", "uniform-2", "uniform-3", "ratio-0.25", "dcut"],
     "tokens": 96,
     "rounds": 3,
     "pair": Path(__file__).resolve().parents[1] / "examples" / "tiny_pair",

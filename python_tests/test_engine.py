@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 import dcut_kernels
 from dcut_kernels.demo.compare import compare
-from dcut_kernels.engine import Engine, Request, StepCosts, load_pair, profile
+from dcut_kernels.engine import Engine, Request, StepCosts, bucket_depths, load_pair, profile
 from dcut_kernels.engine.cache import PagedCache
 from dcut_kernels.engine.policies import parse
 from dcut_kernels.engine.requests import Scheduler
@@ -273,17 +273,31 @@ def test_costs_decide_how_much_is_verified(pair, prompts):
 def test_buckets_and_their_costs():
     costs = StepCosts([2, 4], [0, 1, 3], [[10.0, 12.0, 20.0], [20.0, 26.0, 50.0]], [8.0, 16.0])
     budgets, prices = costs.table(2, 2)
-    assert budgets.tolist() == [2, 4, 6, 8]
-    assert prices.tolist() == [10.0, 12.0, 16.0, 20.0]
+    assert budgets.tolist() == [2, 3, 4, 5, 6, 7, 8]
+    assert prices.tolist() == [10.0, 11.0, 12.0, 14.0, 16.0, 18.0, 20.0]
     budgets, prices = costs.table(3, 3)  # between two measured batches
-    assert budgets.tolist() == [3, 6, 9, 12]
-    assert prices.tolist() == [15.0, 19.0, 27.0, 35.0]
+    assert budgets.tolist() == [3, 4, 6, 7, 9, 10, 12]
+    assert prices.tolist() == [15.0, 17.0, 19.0, 23.0, 27.0, 31.0, 35.0]
     budgets, prices = costs.table(2, 8)  # six prompt tokens in the same step
-    assert budgets.tolist() == [8, 10, 12, 14]
-    assert prices.tolist() == pytest.approx([20.0, 22.0, 26.0, 30.0])
-    assert costs.table(9, 9)[1].tolist() == [20.0, 26.0, 38.0, 50.0]  # beyond the largest measured batch
+    assert budgets.tolist() == [8, 9, 10, 11, 12, 13, 14]
+    assert prices.tolist() == pytest.approx([20.0, 21.0, 22.0, 24.0, 26.0, 28.0, 30.0])
+    assert costs.table(9, 9)[1].tolist() == [
+        20.0,
+        23.0,
+        26.0,
+        32.0,
+        38.0,
+        44.0,
+        50.0,
+    ]  # beyond the largest measured batch
     assert budgets.dtype == torch.int32
     assert prices.dtype == torch.float32
+
+
+def test_depths_of_the_buckets():
+    assert bucket_depths(15) == [0, 0.5, 1, 1.5, 2, 2.5, *range(3, 16)]
+    assert bucket_depths(2) == [0, 0.5, 1, 1.5, 2]
+    assert bucket_depths(0) == [0]
 
 
 def test_costs_are_saved_and_restored(tmp_path):

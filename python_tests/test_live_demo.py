@@ -85,15 +85,16 @@ def test_rows_of_a_run(finished):
 
 
 def test_wrong_text_is_noticed(tmp_path, monkeypatch, capsys):
-    generate = Engine.generate
+    right = Engine.step
 
-    def wrong(self, *args, **options):
-        texts = generate(self, *args, **options)
-        if self.policy.name == "uniform-3":
-            texts[1][2] += 1
-        return texts
+    def wrong(self):
+        step = right(self)
+        for request in step.requests:
+            if self.policy.name == "uniform-3" and request.seed == 1 and request.finished:
+                request.output[2] += 1
+        return step
 
-    monkeypatch.setattr(Engine, "generate", wrong)
+    monkeypatch.setattr(Engine, "step", wrong)
     options = ("--concurrency", 2, "--prompts", 2, "--tokens", 4, "--rounds", 1, "--policy", "uniform-3")
     with pytest.raises(SystemExit) as error:
         run_cli("--pair", PAIR, *options, "--out", tmp_path)

@@ -2,6 +2,8 @@
 
 import math
 import re
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,7 +70,7 @@ def test_row_by_hand():
     assert row["accepted"] == pytest.approx(4 / 4)
     assert row["accepted_per_verified"] == pytest.approx(4 / 14)
     assert row["mat"] == pytest.approx(1 + 4 / 5)
-    assert row["bucket_steps"] == [0, 3, 3, 3]
+    assert row["bucket_steps"] == [0, 3, 3, 3, 0, 0, 0]
     assert row["milliseconds"] == pytest.approx(dict(zip(PARTS, (1, 2, 3, 2), strict=True)))
     assert (row["policy"], row["concurrency"], row["prompts"]) == ("dcut", 2, 2)
     assert (row["identical"], row["ties"], row["different"]) == (True, 1, 0)
@@ -95,25 +97,36 @@ def test_kept_depths():
     assert shown == [[None, 3, 2, None, None], [None, 1, 0, 1, None]]
 
 
-def test_policies_take_turns():
+def test_policies_take_turns_step_by_step():
     order = []
 
-    class Recorder:
-        def __init__(self, name):
-            self.name = name
+    class Texts:
+        """An engine that takes so many steps for its texts."""
 
-        def generate(self, prompts, max_tokens, on_step):
+        def __init__(self, name, steps):
+            self.name, self.steps = name, steps
+
+        def submit(self, prompts, max_tokens):
+            self.left = self.steps
+            self.requests = [SimpleNamespace(output=[max_tokens], finished=False) for _ in prompts]
+            return self.requests
+
+        def step(self):
+            time.sleep(0.001 if self.name == "full" else 0)
             order.append(self.name)
-            on_step(STEPS[0])
-            return [[max_tokens] for _ in prompts]
+            self.left -= 1
+            for request in self.requests:
+                request.finished = self.left == 0
+            return STEPS[0]
 
     seen = []
-    engines = {name: Recorder(name) for name in ("ar", "full", "dcut")}
+    engines = {"ar": Texts("ar", 3), "full": Texts("full", 1), "dcut": Texts("dcut", 2)}
     turns = measure.take_turns(engines, [[1], [2]], 5, 2, lambda policy, step: seen.append((policy, step)))
-    assert order == ["ar", "full", "dcut"] * 2
+    assert order == ["ar", "full", "dcut", "ar", "dcut", "ar"] * 2
     assert seen == [(name, STEPS[0]) for name in order]
-    assert [(t.policy, t.steps, t.texts) for t in turns["full"]] == [("full", [STEPS[0]], [[5], [5]])] * 2
-    assert all(t.seconds > 0 for t in turns["full"])
+    assert [(t.policy, t.steps, t.texts) for t in turns["dcut"]] == [("dcut", [STEPS[0]] * 2, [[5], [5]])] * 2
+    assert all(t.seconds >= 0.001 for t in turns["full"])
+    assert all(t.seconds > 0 for t in turns["ar"])
 
 
 def test_what_is_measured():

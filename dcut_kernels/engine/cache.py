@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..models import Attend, Config
 
-WIDTHS = (0, 1, 4, 1 << 30)  # rows with about as many queries attend together, so that little is padded
+WIDTHS = (0, 8, 1 << 30)  # rows with few queries attend together, and prompts: a call more costs more than padding
 
 
 class Rows(NamedTuple):

@@ -19,6 +19,11 @@ from ..integration import SpeculativeEngine
 SCHEMA_VERSION = 1
 
 
+def bucket_depths(draft_len: int) -> list[float]:
+    """Drafts per request of each bucket, on average: halves below 3, where most choices fall, then all up to ``D``."""
+    return [half / 2 for half in range(2 * min(3, draft_len))] + list(range(min(3, draft_len), draft_len + 1))
+
+
 @dataclass(frozen=True)
 class StepCosts:
     """Milliseconds of whole steps, by batch and drafts verified per request.
@@ -56,7 +61,7 @@ class StepCosts:
         return {}
 
     def table(self, rows: int, base_tokens: int) -> tuple[Tensor, Tensor]:
-        """Buckets of a step: budgets, int32 [D + 1], and their costs, float32 [D + 1].
+        """Buckets of a step at all `bucket_depths`: budgets, int32 [R], and their costs, float32 [R].
 
         Parameters
         ----------
@@ -72,11 +77,11 @@ class StepCosts:
 
     def _price(self, rows: int, base_tokens: int) -> tuple[Tensor, Tensor]:
         measured = [np.interp(rows, self.batches, column) for column in self._by_batch.T]
-        depths = np.arange(self.depths[-1] + 1)
+        depths = np.array(bucket_depths(self.depths[-1]))
         at_depth = np.interp(depths, self.depths, measured)
         slope = (at_depth[-1] - at_depth[0]) / max(1, rows * depths[-1])
         prompt_tokens = base_tokens - rows
-        budgets = torch.from_numpy((base_tokens + depths * rows).astype(np.int32))
+        budgets = torch.from_numpy((base_tokens + np.floor(depths * rows)).astype(np.int32))
         return budgets, torch.from_numpy((at_depth + slope * prompt_tokens).astype(np.float32))
 
     def save(self, path: Path) -> None:

@@ -266,10 +266,17 @@ class Engine:
         on_step : callable
             Called after each step.
         """
-        numbered = zip(prompts, seeds or range(len(prompts)), strict=True)
-        requests = [self.request(list(prompt), max_tokens, seed) for prompt, seed in numbered]
-        self.scheduler.waiting.extend(requests)
+        requests = self.submit(prompts, max_tokens, seeds)
         while not all(request.finished for request in requests):
             on_step(self.step())
         self.scheduler.update()
         return [request.output for request in requests]
+
+    def submit(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, seeds: Sequence[int] | None = None
+    ) -> list[Request]:
+        """Add requests to those that wait; arguments as of `generate`."""
+        numbered = zip(prompts, seeds or range(len(prompts)), strict=True)
+        requests = [self.request(list(prompt), max_tokens, seed) for prompt, seed in numbered]
+        self.scheduler.waiting.extend(requests)
+        return requests

@@ -192,10 +192,10 @@ def walk(longest: Sequence[int]) -> list[int]:
     return steps
 
 
-def acceptance_by_position(longest: NDArray[Any], draft_len: int) -> list[float]:
-    """Share of the k-th drafts that are accepted where all before them were; nan where none were."""
+def acceptance_by_position(longest: NDArray[Any], draft_len: int) -> list[float | None]:
+    """Share of the k-th drafts that are accepted where all before them were; None where none were."""
     reached = [int((longest >= k).sum()) for k in range(draft_len + 1)]
-    return [after / before if before else math.nan for before, after in pairwise(reached)]
+    return [after / before if before else None for before, after in pairwise(reached)]
 
 
 def ranking(scores: NDArray[Any], accepted: NDArray[Any]) -> dict[str, float]:
@@ -297,9 +297,13 @@ def figures(card: dict[str, Any]) -> list[tuple[str, str]]:
         ]
         spread = [values["mat_of_requests"][q] for q in ("10 %", "50 %", "90 %")]
         shown.append((f"MAT of a request, 10 % / median / 90 %, D = {depth}", " / ".join(f"{x:.2f}" for x in spread)))
-    for k in (1, 2, 4, 8, 15):
+    for k in (1, 2, 4, 8):
+        acceptance = drafter["acceptance_of_draft"][k - 1]
         shown.append(
-            (f"acceptance of draft {k} where all before are accepted", f"{drafter['acceptance_of_draft'][k - 1]:.1%}")
+            (
+                f"acceptance of draft {k} where all before are accepted",
+                "-" if acceptance is None else f"{acceptance:.1%}",
+            )
         )
     return shown
 

@@ -1,10 +1,10 @@
-"""Train a small target and its block-parallel drafter on two CPU cores, in about 65 minutes.
+"""Train a small target and its block-parallel drafter on two CPU cores, in about 85 minutes.
 
     python examples/tiny_pair/train.py --out examples/tiny_pair                          # a pair like the shipped one
-    python examples/tiny_pair/train.py --out /tmp/pair --minutes 0.2 0.1 0.2             # does it run at all?
+    python examples/tiny_pair/train.py --out /tmp/pair --minutes 0.2 0.1 0.1 0.2         # does it run at all?
 
-Stages: tokenizer; target on the standard library's sources; the target's own greedy text, which is what the drafter
-has to predict; drafter.  Needs ``pip install "dcut_kernels[examples]"`` (torch 2.9 or newer for Muon).
+Stages: tokenizer; target on the standard library's sources; target against its own loops; the target's greedy text,
+which is what the drafter has to predict; drafter.  Needs ``pip install "dcut_kernels[examples]"``.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ CONTEXT = 256  # tokens of a training window of the target
 PROMPT, CONTINUATION = 64, 128  # tokens of a sequence that the drafter learns from
 BATCH, ANCHORS = 16, 24  # sequences of a step; draft blocks of each sequence
 WARM_UP, STEADY, FLOOR = 20, 0.4, 0.02  # learning rate: steps up, share of the time at the top, last factor
+LOOP, LOOPS_RATE = 6, 0.1  # a repeated n-gram of this length is a loop; share of the learning rate against loops
 NEAR = 7.0  # draft k weighs exp(-k / NEAR) in the loss: it counts only if all before it are accepted
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--minutes", type=float, nargs=3, default=(20, 7, 36), metavar=("TARGET", "TEXT", "DRAFTER"))
+    stages = ("TARGET", "LOOPS", "TEXT", "DRAFTER")
+    parser.add_argument("--minutes", type=float, nargs=4, default=(22, 8, 6, 46), metavar=stages)
     parser.add_argument("--target", type=Path, metavar="DIR", help="a trained target: train a drafter for it only")
     parser.add_argument("--threads", type=int, default=2, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
@@ -64,13 +66,14 @@ def main() -> None:
     (args.out / "prompts.json").write_text(shown + "\n", encoding="utf-8")
     print(f"{len(texts)} files, {len(stream):,} tokens, autocast to bfloat16: {fast_bfloat16()}", flush=True)
 
-    for_target, for_text, for_drafter = (60 * minutes for minutes in args.minutes)
+    for_target, for_loops, for_text, for_drafter = (60 * minutes for minutes in args.minutes)
     if args.target:
         target = load_target(args.target, FEATURE_LAYERS)
     else:
         target = initialize(Target(TARGET, FEATURE_LAYERS))
         compiled_target = torch.compile(target_loss)
         train(target, lambda: compiled_target(target, windows(stream, BATCH, CONTEXT + 1)), for_target, "target")
+        train(target, against_loops(target, stream), for_loops, "loops", rate=LOOPS_RATE)
         round_to_bfloat16(target)
         export_target(target, tokenizer, args.out / "target")
     sequences = own_text(target, stream, for_text)
@@ -101,6 +104,39 @@ def target_loss(target: Target, tokens: Tensor) -> Tensor:
     return F.cross_entropy(target.logits(hidden).flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
+def against_loops(target: Target, stream: Tensor) -> Callable[[], Tensor]:
+    """Loss of a batch that makes loops unlikely: of the corpus, and of the target's own greedy text.
+
+    Sequence-level unlikelihood (Welleck et al., arXiv 1908.04319): a token that completes an n-gram which the text
+    had before is pushed down.  The greedy text is written anew every few batches.
+    """
+    texts: list[Tensor] = []
+    compiled_target, compiled_loops = torch.compile(target_loss), torch.compile(loops_loss)
+
+    def loss() -> Tensor:
+        if not texts:
+            texts.extend(greedy(target, windows(stream, 128, PROMPT), CONTINUATION).split(BATCH))
+        own = texts.pop().clone()  # made in inference mode, which autograd refuses
+        return compiled_target(target, windows(stream, BATCH, CONTEXT + 1)) + compiled_loops(target, own, repeats(own))
+
+    return loss
+
+
+def repeats(ids: Tensor) -> Tensor:
+    """Whether the n-gram that ends with each token stands earlier in its row; [batch, length]."""
+    grams = (ids.unfold(1, LOOP, 1) * VOCAB ** torch.arange(LOOP)).sum(-1)
+    earlier = torch.ones(grams.shape[1], grams.shape[1], dtype=torch.bool).tril(-1)
+    seen = ((grams[:, :, None] == grams[:, None]) & earlier).any(2)
+    return F.pad(seen, (LOOP - 1, 0))
+
+
+def loops_loss(target: Target, ids: Tensor, repeated: Tensor) -> Tensor:
+    hidden, _ = run_target(target, ids[:, :-1])
+    logits = target.logits(hidden[:, PROMPT - 1 :]).float()
+    chosen = logits.log_softmax(-1).gather(2, ids[:, PROMPT:, None])[:, :, 0].exp()
+    return -((1 - chosen).clamp(min=1e-4).log() * repeated[:, PROMPT:]).sum() / ids[:, PROMPT:].numel()
+
+
 def some_blocks(sequences: Tensor) -> tuple[Tensor, Tensor]:
     """A batch of sequences, and positions of bonus tokens in their generated part."""
     ids = sequences[torch.randint(0, len(sequences), (BATCH,))]
@@ -119,8 +155,9 @@ def drafter_loss(drafter: Drafter, target: Target, ids: Tensor, anchors: Tensor)
     return (losses * (weights / weights.sum())).sum(1).mean()
 
 
-def train(model: nn.Module, loss_of_batch: Callable[[], Tensor], seconds: float, name: str) -> None:
+def train(model: nn.Module, loss_of_batch: Callable[[], Tensor], seconds: float, name: str, rate: float = 1.0) -> None:
     """Muon for matrices, AdamW for the rest; the schedule follows the clock, so a slow machine takes fewer steps."""
+    model.train().requires_grad_(True)
     named = list(model.named_parameters())
     matrices = [p for n, p in named if p.dim() == 2 and "embed" not in n]
     others = [p for n, p in named if p.dim() != 2 or "embed" in n]
@@ -128,7 +165,7 @@ def train(model: nn.Module, loss_of_batch: Callable[[], Tensor], seconds: float,
         torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01),
         torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    rates = [rate * group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     start, steps, smooth = time.monotonic(), 0, None
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
@@ -136,8 +173,8 @@ def train(model: nn.Module, loss_of_batch: Callable[[], Tensor], seconds: float,
         task = progress.add_task(name, total=1.0)
         while (done := (time.monotonic() - start) / seconds) < 1:
             scale = min(1.0, (steps + 1) / WARM_UP, max(FLOOR, (1 - done) / (1 - STEADY)))
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate * scale
+            for group, highest in zip(groups, rates, strict=True):
+                group["lr"] = highest * scale
             with torch.autocast("cpu", torch.bfloat16, enabled=fast_bfloat16()):
                 loss = loss_of_batch()
             model.zero_grad(set_to_none=True)

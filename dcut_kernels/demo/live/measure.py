@@ -69,7 +69,7 @@ def take_turns(
     rounds: int,
     on_step: Callable[[str, Step], None],
 ) -> dict[str, list[Turn]]:
-    """Decode all prompts with every policy in turn, for several rounds: drift of the machine hits all alike.
+    """Decode all prompts with every policy, step by step in turn: what disturbs the machine hits all alike.
 
     Parameters
     ----------
@@ -78,35 +78,41 @@ def take_turns(
     prompts : sequence of token sequences
         What to decode.
     max_tokens, rounds : int
-        Tokens of a text; turns of each policy.
+        Tokens of a text; how often everything is decoded.
     on_step : callable
         Called after each step with the policy and the step.
 
     Returns
     -------
     dict
-        Turns of each policy, one a round.
+        Turns of each policy, one a round; their time is that of their own steps.
     """
     turns: dict[str, list[Turn]] = {policy: [] for policy in engines}
     for _ in range(rounds):
-        for policy, engine in engines.items():
-            turns[policy].append(_turn(policy, engine, prompts, max_tokens, on_step))
+        for policy, turn in _round(engines, prompts, max_tokens, on_step).items():
+            turns[policy].append(turn)
     return turns
 
 
-def _turn(
-    policy: str,
-    engine: Engine,
+def _round(
+    engines: dict[str, Engine],
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     on_step: Callable[[str, Step], None],
-) -> Turn:
-    steps: list[Step] = []
-
-    def record(step: Step) -> None:
-        steps.append(step)
-        on_step(policy, step)
-
-    start = time.perf_counter()
-    texts = engine.generate(prompts, max_tokens, on_step=record)
-    return Turn(policy, steps, texts, time.perf_counter() - start)
+) -> dict[str, Turn]:
+    requests = {policy: engine.submit(prompts, max_tokens) for policy, engine in engines.items()}
+    steps: dict[str, list[Step]] = {policy: [] for policy in engines}
+    seconds = dict.fromkeys(engines, 0.0)
+    running = list(engines)
+    while running:
+        for policy in running:
+            start = time.perf_counter()
+            step = engines[policy].step()
+            seconds[policy] += time.perf_counter() - start
+            steps[policy].append(step)
+            on_step(policy, step)
+        running = [policy for policy in running if not all(request.finished for request in requests[policy])]
+    return {
+        policy: Turn(policy, steps[policy], [request.output for request in requests[policy]], seconds[policy])
+        for policy in engines
+    }

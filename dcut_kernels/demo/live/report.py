@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ...engine import Step
+from ...engine import Step, bucket_depths
 from ..compare import Comparison
 from ..report import count
 from .measure import Turn
@@ -84,11 +84,11 @@ def speedup(turns: Sequence[Turn], others: Sequence[Turn]) -> float:
 
 
 def bucket_steps(steps: Sequence[Step]) -> list[int]:
-    """Steps at each bucket, that is at each mean depth from 0 on; empty if no step had buckets to choose from."""
+    """Steps at each of the `bucket_depths`; empty if no step had buckets to choose from."""
     chosen = [step.bucket for step in steps if step.bucket >= 0]
     if not chosen:
         return []
-    return [chosen.count(bucket) for bucket in range(steps[0].drafts.confidence.shape[1] + 1)]
+    return [chosen.count(bucket) for bucket in range(len(bucket_depths(steps[0].drafts.confidence.shape[1])))]
 
 
 def texts_sha256(texts: Sequence[Sequence[int]]) -> str:
