@@ -26,7 +26,7 @@ LIVE: dict[str, Any] = {
     "pair": Path(__file__).resolve().parents[1] / "examples" / "tiny_pair",
     "out": Path("out/demo"),
 }
-REPLAY: dict[str, Any] = {"concurrency": [64], "steps": 60, "table": table_names(), "out": Path("out/demo")}
+REPLAY: dict[str, Any] = {"concurrency": [64], "steps": 60, "table": table_names(), "out": Path("out/replay")}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     _add_demo(commands)
     args = parser.parse_args(arguments)
-    args.handler(args)
+    try:
+        args.handler(args)
+    except KeyboardInterrupt:
+        parser.exit(130, "interrupted\n")
 
 
 def _add_demo(commands: argparse._SubParsersAction) -> None:
@@ -48,7 +51,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         "--concurrency", type=int, nargs="+", metavar="N",
         help=f"requests decoded together (default 1 8 32 64); with --replay one of {batches} (default 64)",
     )  # fmt: skip
-    demo.add_argument("--out", type=Path, metavar="DIR", help="where summary.json and the plots go (default out/demo)")
+    demo.add_argument("--out", type=Path, metavar="DIR", help="where summary.json and the plots go (default out/demo, with --replay out/replay)")
     live = demo.add_argument_group("live")
     live.add_argument(
         "--prompts", type=int, metavar="N",

@@ -192,10 +192,11 @@ class Drafter(nn.Module):
         return self.norm(x)[..., 1:, :]
 
 
-def load_pair(folder: Path) -> tuple[Target, Drafter]:
+def load_pair(folder: Path | str) -> tuple[Target, Drafter]:
     """Load ``folder/target`` and ``folder/drafter`` (safetensors in Hugging Face layout) for float32 inference."""
     from safetensors.torch import load_file
 
+    folder = Path(folder)
     config = _read(folder / "drafter" / "config.json")
     layers = config["dflash_config"]["target_layer_ids"]
     drafter = Drafter(_config(config), layers, config["block_size"] - 1)

@@ -247,6 +247,13 @@ def test_errors_name_the_argument(pair):
         with pytest.raises(ValueError, match=f"{message}{len(prompt)}$"):
             engine.generate([[5], prompt], 10)
         assert not engine.scheduler.waiting
+    for wrong in (5000, -1, 1.5, True, "d"):
+        with pytest.raises(ValueError, match=rf"^prompt: expected token ids from 0 to 2047, got {wrong!r}$"):
+            engine.generate([[5], [5, wrong]], 10)
+        assert not engine.scheduler.waiting
+    for tokens in (0, -1, 40):
+        with pytest.raises(ValueError, match=rf"^max_tokens: expected 1 to 39 \(max_len 40\), got {tokens}$"):
+            engine.generate([[5]], tokens)
     with pytest.raises(RuntimeError, match=r"^step: expected a waiting or running request, got none$"):
         engine.step()
 
@@ -281,15 +288,8 @@ def test_buckets_and_their_costs():
     budgets, prices = costs.table(2, 8)  # six prompt tokens in the same step
     assert budgets.tolist() == [8, 9, 10, 11, 12, 13, 14]
     assert prices.tolist() == pytest.approx([20.0, 21.0, 22.0, 24.0, 26.0, 28.0, 30.0])
-    assert costs.table(9, 9)[1].tolist() == [
-        20.0,
-        23.0,
-        26.0,
-        32.0,
-        38.0,
-        44.0,
-        50.0,
-    ]  # beyond the largest measured batch
+    beyond = costs.table(9, 9)[1]
+    assert beyond.tolist() == [20.0, 23.0, 26.0, 32.0, 38.0, 44.0, 50.0]
     assert budgets.dtype == torch.int32
     assert prices.dtype == torch.float32
 

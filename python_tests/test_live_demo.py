@@ -107,6 +107,18 @@ def test_wrong_text_is_noticed(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "kept_depth.png").exists()
 
 
+def test_interrupted_runs_leave_the_costs(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(live, "take_turns", interrupted)
+    with pytest.raises(SystemExit) as error:
+        run_cli("--pair", PAIR, "--concurrency", 1, "--prompts", 1, "--tokens", 4, "--out", tmp_path)
+    assert error.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert StepCosts.load(tmp_path / "step_costs.json").batches == [1]
+
+
 @pytest.mark.parametrize("policy", ["dcut", "uniform-2", "ar"])
 def test_stream_reassembles_to_the_text(policy, monkeypatch, capsys):
     generate, generated = Engine.generate, []

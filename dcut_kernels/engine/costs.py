@@ -53,22 +53,14 @@ class StepCosts:
     schema_version: int = SCHEMA_VERSION
 
     @functools.cached_property
-    def _by_batch(self) -> np.ndarray:
-        return np.array(self.step_ms)
-
-    @functools.cached_property
     def _tables(self) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
         return {}
 
     def table(self, rows: int, base_tokens: int) -> tuple[Tensor, Tensor]:
         """Buckets of a step at all `bucket_depths`: budgets, int32 [R], and their costs, float32 [R].
 
-        Parameters
-        ----------
-        rows : int
-            Requests that have drafts.
-        base_tokens : int
-            Tokens of the step that are no drafts; more than `rows` where prompts are read in the same step.
+        For so many requests with drafts; `base_tokens`, those of the step that are no drafts, are more where prompts
+        are read in it.
         """
         key = (rows, base_tokens)
         if key not in self._tables:
@@ -76,7 +68,7 @@ class StepCosts:
         return self._tables[key]
 
     def _price(self, rows: int, base_tokens: int) -> tuple[Tensor, Tensor]:
-        measured = [np.interp(rows, self.batches, column) for column in self._by_batch.T]
+        measured = [np.interp(rows, self.batches, column) for column in zip(*self.step_ms, strict=True)]
         depths = np.array(bucket_depths(self.depths[-1]))
         at_depth = np.interp(depths, self.depths, measured)
         slope = (at_depth[-1] - at_depth[0]) / max(1, rows * depths[-1])

@@ -239,11 +239,14 @@ class Engine:
 
     def request(self, prompt: list[int], max_tokens: int, seed: int = 0) -> Request:
         """A request that fits this engine, to be appended to ``scheduler.waiting``."""
+        if not 1 <= max_tokens < self.max_len:
+            raise ValueError(f"max_tokens: expected 1 to {self.max_len - 1} (max_len {self.max_len}), got {max_tokens}")
         if not 1 <= len(prompt) <= self.max_len - max_tokens:
-            raise ValueError(
-                f"prompt: expected 1 to {self.max_len - max_tokens} tokens (max_len {self.max_len}, max_tokens "
-                f"{max_tokens}), got {len(prompt)}"
-            )
+            most = f"{self.max_len - max_tokens} tokens (max_len {self.max_len}, max_tokens {max_tokens})"
+            raise ValueError(f"prompt: expected 1 to {most}, got {len(prompt)}")
+        vocab = self.target.config.vocab_size
+        if wrong := [token for token in prompt if type(token) is not int or not 0 <= token < vocab]:
+            raise ValueError(f"prompt: expected token ids from 0 to {vocab - 1}, got {wrong[0]!r}")
         return Request(prompt, max_tokens, seed)
 
     def generate(

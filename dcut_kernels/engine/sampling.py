@@ -12,16 +12,8 @@ def sample(logits: Tensor, temperature: float, seeds: Sequence[int], positions: 
     """Tokens, int64 [n], drawn from logits [n, vocab].
 
     The Gumbel noise of a token depends on the seed of its request and on its position alone, so the text does not
-    depend on how it was drafted, batched or packed.
-
-    Parameters
-    ----------
-    logits : Tensor, float32 [n, vocab]
-        Logits of the tokens.
-    temperature : float
-        0 is greedy.
-    seeds, positions : sequence of int, n
-        Seed of each token's request, and the token's position.
+    depend on how it was drafted, batched or packed.  Temperature 0 is greedy; `seeds` and `positions`, one for each
+    token, are those of its request and of itself.
     """
     if temperature == 0:
         return logits.argmax(-1)

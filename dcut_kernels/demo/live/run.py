@@ -21,6 +21,7 @@ from ..terminal import environment, make_console, progress_bar
 from . import draw, plots, report, stream
 from .measure import Turn, measure_costs, prompts_of, take_turns
 
+COSTS = "step_costs.json"
 MORE = "Try --prompt 'def main' (watch one text grow) or --replay (recorded drafts of other models); see --help."
 
 
@@ -105,6 +106,7 @@ def run_policies(console: Console, pair: Pair, args: argparse.Namespace) -> bool
     prompts = pair.prompts[: args.prompts]
     max_len = max(map(len, prompts)) + args.tokens
     costs = costs_with_progress(console, pair, max(args.concurrency), max_len)
+    costs.save(args.out / COSTS)
     rows: list[dict[str, Any]] = []
     heat_map: Turn | None = None
     for concurrency in args.concurrency:
@@ -185,9 +187,8 @@ def save(
         "environment": environment() | {"threads": torch.get_num_threads(), "costs_of": costs.device},
         "rows": list(rows),
     }
-    path, costs_path = args.out / "summary.json", args.out / "step_costs.json"
+    path = args.out / "summary.json"
     path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    costs.save(costs_path)
-    saved = [path, costs_path, *plots.save_plots(args.out, rows, heat_map, draft_len)]
+    saved = [path, args.out / COSTS, *plots.save_plots(args.out, rows, heat_map, draft_len)]
     console.print("Saved " + ", ".join(map(str, saved)), soft_wrap=True)
     console.print(MORE, markup=False)
