@@ -51,7 +51,10 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         "--concurrency", type=int, nargs="+", metavar="N",
         help=f"requests decoded together (default 1 8 32 64); with --replay one of {batches} (default 64)",
     )  # fmt: skip
-    demo.add_argument("--out", type=Path, metavar="DIR", help="where summary.json and the plots go (default out/demo, with --replay out/replay)")
+    demo.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help="where summary.json and the plots go (default out/demo, with --replay out/replay)",
+    )  # fmt: skip
     live = demo.add_argument_group("live")
     live.add_argument(
         "--prompts", type=int, metavar="N",
