@@ -19,6 +19,7 @@ sys.path.insert(0, str(PAIR))
 
 import dense  # noqa: E402
 import evaluate  # noqa: E402
+import train  # noqa: E402
 
 PROMPTS = json.loads((PAIR / "prompts.json").read_text(encoding="utf-8"))
 ODD_TEXT = "\tif x:\r\n  é€ 日本語 🙂\x00 <eo s>\n\n\n"
@@ -26,7 +27,7 @@ ODD_TEXT = "\tif x:\r\n  é€ 日本語 🙂\x00 <eo s>\n\n\n"
 
 @pytest.fixture(scope="module")
 def pair():
-    return load_pair(PAIR)
+    return load_pair(str(PAIR))
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,24 @@ def test_a_step_moves_on_by_its_accepted_drafts_and_the_bonus_token():
 
 def test_acceptance_of_a_draft_counts_only_where_those_before_it_were_accepted():
     assert evaluate.acceptance_by_position(np.array([0, 1, 1, 2, 3]), 3) == [4 / 5, 2 / 4, 1 / 2]
+    assert evaluate.acceptance_by_position(np.array([0, 1, 0]), 3) == [1 / 3, 0.0, None]  # JSON has no NaN
+
+
+def test_a_repeat_is_the_last_token_of_an_n_gram_that_the_text_had():
+    loop = [*range(1, train.LOOP + 1)]
+    fresh = [100, *loop, 101, *loop, 102]
+    marks = train.repeats(torch.tensor([fresh]))[0]
+    assert marks.nonzero()[:, 0].tolist() == [2 * train.LOOP + 1]  # the end of the second time, and nothing else
+    assert train.repeats(torch.full((1, 9), 7))[0].tolist() == [False] * train.LOOP + [True] * 3
+
+
+def test_a_second_stage_trains_what_the_first_one_froze():
+    model = torch.nn.Linear(2, 2)
+    for _ in range(2):
+        before = model.weight.detach().clone()
+        train.train(model, lambda: (model(torch.ones(1, 2)) ** 2).sum(), 0.05, "stage")
+        assert not torch.equal(model.weight, before)
+        assert not model.weight.requires_grad
 
 
 def test_ties_count_half_in_the_ranking():

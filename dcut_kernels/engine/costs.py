@@ -59,8 +59,12 @@ class StepCosts:
     def table(self, rows: int, base_tokens: int) -> tuple[Tensor, Tensor]:
         """Buckets of a step at all `bucket_depths`: budgets, int32 [R], and their costs, float32 [R].
 
-        For so many requests with drafts; `base_tokens`, those of the step that are no drafts, are more where prompts
-        are read in it.
+        Parameters
+        ----------
+        rows : int
+            Requests that have drafts.
+        base_tokens : int
+            Tokens of the step that are no drafts; more than `rows` where prompts are read in the same step.
         """
         key = (rows, base_tokens)
         if key not in self._tables:

@@ -298,13 +298,9 @@ def figures(card: dict[str, Any]) -> list[tuple[str, str]]:
         spread = [values["mat_of_requests"][q] for q in ("10 %", "50 %", "90 %")]
         shown.append((f"MAT of a request, 10 % / median / 90 %, D = {depth}", " / ".join(f"{x:.2f}" for x in spread)))
     for k in (1, 2, 4, 8):
-        acceptance = drafter["acceptance_of_draft"][k - 1]
-        shown.append(
-            (
-                f"acceptance of draft {k} where all before are accepted",
-                "-" if acceptance is None else f"{acceptance:.1%}",
-            )
-        )
+        share = drafter["acceptance_of_draft"][k - 1]
+        value = "-" if share is None else f"{share:.1%}"
+        shown.append((f"acceptance of draft {k} where all before are accepted", value))
     return shown
 
 

@@ -72,8 +72,12 @@ def main() -> None:
     else:
         target = initialize(Target(TARGET, FEATURE_LAYERS))
         compiled_target = torch.compile(target_loss)
-        train(target, lambda: compiled_target(target, windows(stream, BATCH, CONTEXT + 1)), for_target, "target")
-        train(target, against_loops(target, stream), for_loops, "loops", rate=LOOPS_RATE)
+
+        def on_corpus() -> Tensor:
+            return compiled_target(target, windows(stream, BATCH, CONTEXT + 1))
+
+        train(target, on_corpus, for_target, "target")
+        train(target, against_loops(target, stream, on_corpus), for_loops, "loops", rate=LOOPS_RATE)
         round_to_bfloat16(target)
         export_target(target, tokenizer, args.out / "target")
     sequences = own_text(target, stream, for_text)
@@ -104,20 +108,20 @@ def target_loss(target: Target, tokens: Tensor) -> Tensor:
     return F.cross_entropy(target.logits(hidden).flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def against_loops(target: Target, stream: Tensor) -> Callable[[], Tensor]:
-    """Loss of a batch that makes loops unlikely: of the corpus, and of the target's own greedy text.
+def against_loops(target: Target, stream: Tensor, on_corpus: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Loss of a batch that makes loops unlikely: that on the corpus, and one on the target's own greedy text.
 
     Sequence-level unlikelihood (Welleck et al., arXiv 1908.04319): a token that completes an n-gram which the text
     had before is pushed down.  The greedy text is written anew every few batches.
     """
     texts: list[Tensor] = []
-    compiled_target, compiled_loops = torch.compile(target_loss), torch.compile(loops_loss)
+    compiled_loops = torch.compile(loops_loss)
 
     def loss() -> Tensor:
         if not texts:
             texts.extend(greedy(target, windows(stream, 128, PROMPT), CONTINUATION).split(BATCH))
         own = texts.pop().clone()  # made in inference mode, which autograd refuses
-        return compiled_target(target, windows(stream, BATCH, CONTEXT + 1)) + compiled_loops(target, own, repeats(own))
+        return on_corpus() + compiled_loops(target, own, repeats(own))
 
     return loss
 
