@@ -2,7 +2,7 @@
 
 from . import backends
 from .batch import VerifyBatch
-from .ops import Backend
+from .ops import Backend, DraftConfidence
 
 __version__ = "0.1.0"
 
@@ -12,11 +12,14 @@ log_prefix_sum = _public.log_prefix_sum
 segmented_topk = _public.segmented_topk
 bucket_argmax = _public.bucket_argmax
 pack_prefixes = _public.pack_prefixes
+draft_confidence = _public.draft_confidence
 
 __all__ = [
+    "DraftConfidence",
     "VerifyBatch",
     "backends",
     "bucket_argmax",
+    "draft_confidence",
     "log_prefix_sum",
     "pack_prefixes",
     "segmented_topk",

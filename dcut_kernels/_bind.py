@@ -85,6 +85,28 @@ class _Operators:
         return tuple(out.values())
 
 
+class ConfidenceKernel(Protocol):
+    """Fills `draft_ids` int64 [B, D] and `values` float32 [S, B, D]; ``args`` holds the arguments by name."""
+
+    def __call__(self, args: Args, draft_ids: Tensor, values: Tensor) -> None: ...
+
+
+def register_confidence(
+    library: torch.library.Library, key: str, kernel: ConfidenceKernel, *, one_launch: bool
+) -> None:
+    """Implement `draft_confidence` of one namespace for one dispatch key; parameters as in `register`."""
+
+    def draft_confidence(args: Args) -> tuple[Tensor, Tensor]:
+        _check.draft_confidence(args, one_launch)
+        logits = args["logits"]
+        draft_ids = logits.new_empty(logits.shape[:2], dtype=torch.int64)
+        values = logits.new_empty([len(args["statistics"]), *draft_ids.shape], dtype=torch.float32)
+        kernel(args, draft_ids, values)
+        return draft_ids, values
+
+    library.impl("draft_confidence", _named("draft_confidence", draft_confidence), key)
+
+
 def register(library: torch.library.Library, key: str, kernels: Kernels, *, one_launch: bool) -> None:
     """Implement every operator of one namespace for one dispatch key.
 

@@ -19,6 +19,7 @@ from ._schema import (
     MAX_DRAFTS_LAUNCH,
     MAX_TOKENS_CPU,
     OUTPUTS,
+    STATISTICS,
 )
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -27,6 +28,8 @@ INT32 = (torch.int32,)
 INT64 = (torch.int64,)
 FLOAT32 = (torch.float32,)
 INT32_MAX = 2**31 - 1
+CALIBRATION_CELLS = 64
+POLICIES = ("argmax", "early_stop", "history")
 ROW_OPTIONS = ("draft_lens", "min_keep", "max_keep", "weight", "base_lens", "num_reqs")
 
 
@@ -132,17 +135,48 @@ def score_name(value: str) -> None:
         fail("score", "'inclusive' or 'shifted'", f"'{value}'")
 
 
-def policy_name(value: str) -> None:
-    if value in ("early_stop", "history"):
-        fail("policy", "'argmax', the only policy built so far", f"'{value}'")
-    if value != "argmax":
-        fail("policy", "'argmax', 'early_stop' or 'history'", f"'{value}'")
+def calibration(t: torch.Tensor | None, width: int, device: torch.device) -> None:
+    optional("calibration", t, INT32, [width, CALIBRATION_CELLS + 1], device)
 
 
-def not_built(**given: torch.Tensor | None) -> None:
-    for name, value in given.items():
-        if value is not None:
-            fail(name, "None, since it is not built yet", "a tensor")
+def envelope(t: torch.Tensor | None, budgets: torch.Tensor, policy: str, device: torch.device) -> None:
+    if policy != "early_stop":
+        if t is not None:
+            fail("envelope", "None without policy 'early_stop'", "a tensor")
+        return
+    if t is None:
+        fail("envelope", "a tensor with policy 'early_stop'", "None")
+    assert t is not None
+    if t.dim() not in (2, 3):
+        fail("envelope", "shape [R, 2] or [M, R, 2]", _shape(t.shape))
+    if t.dim() == 3 and t.shape[0] < 1:
+        fail("envelope", "at least one row", _shape(t.shape))
+    rows = [budgets.shape[0] if budgets.dim() == 2 else None] if t.dim() == 3 else []
+    tensor("envelope", t, INT32, [*rows, budgets.shape[-1], 2], device)
+
+
+def history(args: dict[str, Any], device: torch.device) -> None:
+    """Check the budget that is given, and where the one of the next step goes."""
+    budget, next_budget, host_budget = args["budget"], args["next_budget"], args["host_budget"]
+    optional("budget", budget, INT32, [1], device)
+    if args["policy"] == "history" and budget is None:
+        fail("budget", "a value with policy 'history'", "None")
+    if args["policy"] == "history" and next_budget is None:
+        fail("next_budget", "a tensor with policy 'history'", "None")
+    optional("next_budget", next_budget, INT32, [2], device)
+    if host_budget is not None and next_budget is None:
+        fail("host_budget", "None without next_budget", "a tensor")
+    optional("host_budget", host_budget, INT64, [1], torch.device("cpu"))
+
+
+def policy(args: dict[str, Any], device: torch.device) -> None:
+    """Check how the budget is chosen."""
+    if args["policy"] not in POLICIES:
+        fail("policy", "'argmax', 'early_stop' or 'history'", f"'{args['policy']}'")
+    history(args, device)
+    envelope(args["envelope"], args["budgets"], args["policy"], device)
+    if args["host_budget"] is not None and device.type == "cuda" and not args["host_budget"].is_pinned():
+        fail("host_budget", "a tensor in pinned memory", "one in pageable memory")
 
 
 def draft_len(name: str, size: int) -> None:
@@ -216,9 +250,8 @@ def select_and_pack(args: dict[str, Any], out: dict[str, torch.Tensor] | None, o
     row_options(batch, device, **{n: args[n] for n in ROW_OPTIONS})
     paging(args["block_table"], args["block_size"], batch, device)
     score_name(args["score"])
-    policy_name(args["policy"])
-    optional("budget", args["budget"], INT32, [1], device)
-    not_built(**{n: args[n] for n in ("calibration", "envelope", "next_budget", "host_budget")})
+    policy(args, device)
+    calibration(args["calibration"], width, device)
     return packed(args, batch, slots, width, buckets, out)
 
 
@@ -249,7 +282,7 @@ def log_prefix_sum(args: dict[str, Any], one_launch: bool = False) -> Sizes:
     batch = slots if row_index is None else row_index.shape[0]
     size_limits("confidence", batch, slots, width, one_launch)
     score_name(args["score"])
-    not_built(calibration=args["calibration"])
+    calibration(args["calibration"], width, confidence.device)
     return Sizes(batch, slots, width, 0, 0)
 
 
@@ -271,9 +304,7 @@ def ranked(args: dict[str, Any], one_launch: bool = False) -> Sizes:
 
 def bucket_argmax(args: dict[str, Any], one_launch: bool = False) -> Sizes:
     sizes = ranked(args, one_launch)
-    policy_name(args["policy"])
-    optional("budget", args["budget"], INT32, [1], args["prefix"].device)
-    not_built(**{n: args[n] for n in ("envelope", "next_budget", "host_budget")})
+    policy(args, args["prefix"].device)
     return sizes
 
 
@@ -285,3 +316,19 @@ def pack_prefixes(args: dict[str, Any], one_launch: bool = False) -> Sizes:
     row_options(batch, device, base_lens=args["base_lens"], num_reqs=args["num_reqs"])
     paging(args["block_table"], args["block_size"], batch, device)
     return packed(args, batch, slots, width, 0)
+
+
+def draft_confidence(args: dict[str, Any], one_launch: bool = False) -> None:
+    logits = args["logits"]
+    defined("logits", logits)
+    tensor("logits", logits, FLOATS, [None, None, None], logits.device)
+    batch, width, vocab = logits.shape
+    draft_len("logits", width)
+    size_limits("logits", batch, batch, width, one_launch)
+    if not 1 <= vocab <= INT32_MAX:
+        fail("logits", f"a vocabulary of 1 to {INT32_MAX} tokens", vocab)
+    optional("temperature", args["temperature"], FLOAT32, [width], logits.device)
+    optional("draft_ids", args["draft_ids"], INT64, [batch, width], logits.device)
+    for name in args["statistics"]:
+        if name not in STATISTICS:
+            fail("statistics", _one_of([f"'{known}'" for known in STATISTICS]), f"'{name}'")

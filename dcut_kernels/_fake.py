@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,12 @@ def pack_prefixes(
     return _packed(draft_ids, bonus_ids.shape[0], 0, capacity)
 
 
+def draft_confidence(logits: Tensor, *, statistics: Sequence[str], **_: object) -> tuple[Tensor, Tensor]:
+    rows = logits.shape[:2]
+    ids = logits.new_empty(rows, dtype=torch.int64)
+    return ids, logits.new_empty([len(statistics), *rows], dtype=torch.float32)
+
+
 FAKES: dict[str, Callable[..., Any]] = {
     "select_and_pack": select_and_pack,
     "select_and_pack.out": select_and_pack_out,
@@ -62,6 +68,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "segmented_topk": segmented_topk,
     "bucket_argmax": bucket_argmax,
     "pack_prefixes": pack_prefixes,
+    "draft_confidence": draft_confidence,
 }
 
 
@@ -74,8 +81,9 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
         tensors = {n: t for n, t in given.items() if isinstance(t, Tensor)}
         first = next(iter(tensors.values())).device
         for n, t in tensors.items():
-            if t.device != first:
-                fail(n, f"device {first}", t.device)
+            device = torch.device("cpu") if n == "host_budget" and first.type != "meta" else first
+            if t.device != device:
+                fail(n, f"device {device}", t.device)
         return fake(*positional, **keywords)
 
     return checked

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import _bind, _fake, _reference_ops, _schema
+from . import _bind, _confidence, _fake, _reference_ops, _schema
 from ._check import Sizes
 from ._params import Plan
 
@@ -121,6 +121,8 @@ def _bind_one(namespace: str, key: str, name: str) -> None:
     else:
         one_launch = name != "reference"
         _bind.register(_libraries[namespace], key, _PYTHON_KERNELS[name], one_launch=one_launch)
+    if name != "cpu":
+        _confidence.register(_libraries[namespace], key, name)
 
 
 class _NoKernels:
@@ -133,6 +135,7 @@ class _NoKernels:
 
 def _bind_all() -> None:
     _bind.register(_libraries["dcut_reference"], "CompositeExplicitAutograd", _reference_ops, one_launch=False)
+    _confidence.register(_libraries["dcut_reference"], "CompositeExplicitAutograd", "reference")
     for key in _KEYS.values():
         _bind_one("dcut_triton", key, "triton")
     _bind_one("dcut_simt", "CPU", "simt")
@@ -144,6 +147,7 @@ def _bind_all() -> None:
             _bind_one("dcut", _KEYS[device], backend)
         else:
             _bind.register(_libraries["dcut"], _KEYS[device], _NoKernels(), one_launch=True)
+            _confidence.register(_libraries["dcut"], _KEYS[device], "triton")
 
 
 _bind_all()

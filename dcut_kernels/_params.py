@@ -26,13 +26,17 @@ class Rows(ctypes.Structure):
 
 
 class Scores(ctypes.Structure):
-    _fields_ = (*_fields("confidence", "prefix"), ("type", _INT32), *_fields("log", "shifted", type=_BOOL))
+    _fields_ = (
+        *_fields("confidence", "prefix", "calibration"),
+        ("type", _INT32),
+        *_fields("log", "shifted", type=_BOOL),
+    )
 
 
 class Tables(ctypes.Structure):
     _fields_ = (
-        *_fields("budgets", "costs", "budget"),
-        *_fields("budget_rows", "cost_rows", "buckets", type=_INT32),
+        *_fields("budgets", "costs", "budget", "envelope"),
+        *_fields("budget_rows", "cost_rows", "envelope_rows", "buckets", type=_INT32),
         ("count_bonus", _BOOL),
     )
 
@@ -55,7 +59,7 @@ class Packed(ctypes.Structure):
 
 
 class Decision(ctypes.Structure):
-    _fields_ = _fields("decision", "gains")
+    _fields_ = _fields("decision", "gains", "next_budget", "host_budget")
 
 
 class Plan(ctypes.Structure):
@@ -72,8 +76,9 @@ def _pointers(*tensors: Tensor | None) -> list[int | None]:
     return [None if t is None else t.data_ptr() for t in tensors]
 
 
-def _table_rows(t: Tensor | None) -> int:
-    return t.shape[0] if t is not None and t.dim() == 2 else 1
+def _table_rows(t: Tensor | None, dims: int = 1) -> int:
+    """Rows of a table; `dims`: of the table of one batch."""
+    return t.shape[0] if t is not None and t.dim() > dims else 1
 
 
 def rows(args: dict[str, Any], sizes: Sizes) -> Rows:
@@ -87,16 +92,18 @@ def scores(args: dict[str, Any]) -> Scores:
     """Of confidences, or of the prefix sums that a part is given."""
     confidence = args.get("confidence")
     if confidence is None:
-        return Scores(None, args["prefix"].data_ptr(), 0, False, False)
+        return Scores(None, args["prefix"].data_ptr(), None, 0, False, False)
     shifted = args["score"] == "shifted"
-    return Scores(confidence.data_ptr(), None, _FLOAT_TYPES.index(confidence.dtype), args["log_confidence"], shifted)
+    kind = _FLOAT_TYPES.index(confidence.dtype)
+    return Scores(*_pointers(confidence, None, args["calibration"]), kind, args["log_confidence"], shifted)
 
 
 def tables(args: dict[str, Any], sizes: Sizes) -> Tables:
-    budgets, costs = args["budgets"], args.get("costs")
+    budgets, costs, envelope = args["budgets"], args.get("costs"), args.get("envelope")
     return Tables(
-        *_pointers(budgets, costs, args.get("budget")),
-        _table_rows(budgets), _table_rows(costs), sizes.buckets, args.get("count_bonus", True),
+        *_pointers(budgets, costs, args.get("budget"), envelope),
+        _table_rows(budgets), _table_rows(costs), _table_rows(envelope, 2), sizes.buckets,
+        args.get("count_bonus", True),
     )  # fmt: skip
 
 
@@ -113,5 +120,5 @@ def packed(out: dict[str, Tensor], fresh: bool) -> Packed:
     return Packed(*_pointers(*(out[field[0]] for field in Packed._fields_[:9])), fresh)
 
 
-def decision(decision: Tensor, gains: Tensor) -> Decision:
-    return Decision(*_pointers(decision, gains))
+def decision(args: dict[str, Any], decision: Tensor, gains: Tensor) -> Decision:
+    return Decision(*_pointers(decision, gains, args.get("next_budget"), args.get("host_budget")))

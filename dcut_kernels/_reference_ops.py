@@ -32,9 +32,15 @@ def _write(result: torch.Tensor, values: Sequence) -> None:
 def _decide(step: reference.Step, args: dict[str, Any], decision: torch.Tensor, gains: torch.Tensor) -> int:
     """Write decision and gains, and return the tokens of the step."""
     budget = None if args["budget"] is None else int(args["budget"])
-    made = reference.decide(step, _list(args["budgets"]), _list(args["costs"]), budget, args["count_bonus"])
+    budgets, costs, envelope = (_list(args[name]) for name in ("budgets", "costs", "envelope"))
+    made = reference.decide(step, budgets, costs, budget, args["count_bonus"], envelope)
     _write_decision(decision, made.bucket, made.tokens, made.padded)
     _write(gains, made.gains)
+    if args["next_budget"] is not None:
+        count = (int(args["next_budget"][1]) + 1) & 0xFFFFFFFF
+        _write(args["next_budget"], [made.next_budget, reference.wrap(count, 32)])
+        if args["host_budget"] is not None:
+            args["host_budget"].fill_(reference.wrap(count << 32 | made.next_budget, 64))
     return made.tokens
 
 
@@ -71,7 +77,8 @@ def select_and_pack(args: dict[str, Any], sizes: Sizes, out: dict[str, torch.Ten
         _fill_tails(out, args)
     rows = _rows(args, sizes)
     shifted, log = args["score"] == "shifted", args["log_confidence"]
-    prefix = reference.prefix_sums(_list(args["confidence"]), rows, sizes.draft_len, shifted, log)
+    calibration = _list(args["calibration"])
+    prefix = reference.prefix_sums(_list(args["confidence"]), rows, sizes.draft_len, shifted, log, calibration)
     step = reference.Step(rows, prefix, sizes.capacity)
     tokens = _decide(step, args, out["decision"], out["gains"])
     _pack(out, args, rows, step.depths(tokens), sizes.draft_len)
@@ -80,7 +87,8 @@ def select_and_pack(args: dict[str, Any], sizes: Sizes, out: dict[str, torch.Ten
 def log_prefix_sum(args: dict[str, Any], sizes: Sizes, prefix: torch.Tensor) -> None:
     rows = reference.read_rows(sizes.batch, sizes.slots, sizes.draft_len, row_index=_list(args["row_index"]))
     shifted, log = args["score"] == "shifted", args["log_confidence"]
-    _write(prefix, reference.prefix_sums(_list(args["confidence"]), rows, sizes.draft_len, shifted, log))
+    confidence, calibration = _list(args["confidence"]), _list(args["calibration"])
+    _write(prefix, reference.prefix_sums(confidence, rows, sizes.draft_len, shifted, log, calibration))
 
 
 def _step(args: dict[str, Any], sizes: Sizes) -> reference.Step:

@@ -53,8 +53,11 @@ _SCHEMAS = {
     "pack_prefixes": f"""(Tensor keep_lens, Tensor draft_ids, Tensor bonus_ids, Tensor seq_lens, *,
         Tensor? row_index=None, Tensor? base_lens=None, Tensor? num_reqs=None, Tensor? block_table=None,
         SymInt block_size=0, int pad_token=0, SymInt? capacity=None) -> {_RESULTS}""",
+    "draft_confidence": """(Tensor logits, *, Tensor? temperature=None, Tensor? draft_ids=None, str[] statistics)
+        -> (Tensor draft_ids, Tensor values)""",
 }
 
+STATISTICS = ("log_prob", "max_prob", "collision", "margin")
 SCHEMAS = {name: " ".join(schema.split()) for name, schema in _SCHEMAS.items()}
 NAMESPACES = ("dcut", "dcut_cpu", "dcut_cuda", "dcut_triton", "dcut_simt", "dcut_reference")
 
@@ -69,4 +72,5 @@ def define(namespace: str) -> torch.library.Library:
     library = torch.library.Library(namespace, "DEF")
     for name, schema in SCHEMAS.items():
         library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("draft_confidence", torch.library.fallthrough_kernel, "Autograd")  # floats without a gradient
     return library

@@ -26,7 +26,7 @@ def select_and_pack(args: Args, sizes: Sizes, out: dict[str, Tensor], fresh: boo
         _params.tables(args, sizes),
         _params.tokens(args),
         _params.packed(out, fresh),
-        _params.decision(out["decision"], out["gains"]),
+        _params.decision(args, out["decision"], out["gains"]),
     )
 
 
@@ -39,11 +39,11 @@ def segmented_topk(args: Args, sizes: Sizes, keep: Tensor) -> None:
 
 
 def bucket_argmax(args: Args, sizes: Sizes, decision: Tensor, gains: Tensor) -> None:
-    results = _params.decision(decision, gains)
+    results = _params.decision(args, decision, gains)
     _run("bucket_argmax", _params.rows(args, sizes), _params.scores(args), _params.tables(args, sizes), results)
 
 
 def pack_prefixes(args: Args, sizes: Sizes, out: dict[str, Tensor]) -> None:
-    results = _params.decision(out["decision"], out["gains"])
+    results = _params.decision(args, out["decision"], out["gains"])
     rows, tokens, packed = _params.rows(args, sizes), _params.tokens(args), _params.packed(out, True)
     _run("pack_prefixes", rows, args["keep_lens"], tokens, packed, results)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -25,8 +28,23 @@ def _budget(budget: int | Tensor, device: torch.device) -> Tensor:
     return torch.full((1,), budget, dtype=torch.int32, device=device)
 
 
+class DraftConfidence(NamedTuple):
+    """Draft tokens and their confidences.
+
+    Attributes
+    ----------
+    draft_ids : Tensor, int64 [B, D]
+        The given tokens, or the most likely ones.
+    values : Tensor, float32 [S, B, D]
+        One matrix for each statistic that was asked for, in that order.
+    """
+
+    draft_ids: Tensor
+    values: Tensor
+
+
 class Backend:
-    """The five operators of one namespace."""
+    """The operators of one namespace."""
 
     def __init__(self, name: str, namespace: str) -> None:
         self.name, self.namespace = name, namespace
@@ -37,6 +55,7 @@ class Backend:
         self._topk = operators.segmented_topk.default
         self._argmax = operators.bucket_argmax.default
         self._pack = operators.pack_prefixes.default
+        self._confidence = operators.draft_confidence.default
 
     def __reduce__(self) -> tuple[type[Backend], tuple[str, str]]:
         return Backend, (self.name, self.namespace)  # operators do not pickle, names do
@@ -115,12 +134,25 @@ class Backend:
             Paged KV cache, with ``block_size`` tokens a block; by request, whatever ``row_index`` says.
         score : {"inclusive", "shifted"}
             "shifted" ranks position ``k`` by the confidences before it only.
-        policy : {"argmax"}
-            How the budget is chosen; "early_stop" and "history" are reserved.
+        policy : {"argmax", "early_stop", "history"}
+            How the budget is chosen: by eq. 5; by the smallest budget after which no position is worth its cost on
+            the convex `envelope`, which looks at no position behind that one; or, by eq. 5 too, for the next step,
+            while this one uses the `budget` that the step before chose.
         budget : int or Tensor int32 [1], optional
-            Tokens of the step; replaces the choice among buckets.  0 and below keep only what is mandatory.
-        calibration, envelope, next_budget, host_budget : optional
-            Reserved.
+            Tokens of the step; replaces the choice among buckets.  0 and below keep only what is mandatory.  It may
+            be the first entry of `next_budget`.
+        calibration : Tensor, int32 [D, 65], optional
+            For each draft position the calibrated ``-log2(confidence)`` at ``j / 8``, ``j = 0 ... 64``, in units of
+            2^-20; linear between, of slope 1 beyond.  Entries are clamped to ``[0, 2^26 - 1]``.
+        envelope : Tensor, int32 [R, 2] or [M, R, 2], optional
+            With "early_stop": height of the lower convex envelope of a step's costs at each budget, and its slope
+            per token from there on, in one unit; negative values count as 0.
+        next_budget : Tensor, int32 [2], optional
+            Written: the raw budget that the policy chooses from this step's scores, 2^31 - 1 with all buckets
+            disabled; and a count of the calls, which is read and increased by 1.
+        host_budget : Tensor, int64 [1] in pinned memory, optional
+            Written in one store: the same two, ``count << 32 | budget``, so that a host can tell a new budget from a
+            stale one without waiting for the device.
         count_bonus : bool
             Whether each active request's bonus token counts in ``G``, with its ``weight``.
         log_confidence : bool
@@ -313,4 +345,48 @@ class Backend:
         )
         return VerifyBatch._make(
             self._pack(keep_lens, draft_ids, bonus_ids, seq_lens, block_size=block_size, pad_token=pad_token, **options)
+        )
+
+    def draft_confidence(
+        self,
+        logits: Tensor,
+        *,
+        temperature: Tensor | None = None,
+        draft_ids: Tensor | None = None,
+        statistics: Sequence[str] = ("log_prob",),
+    ) -> DraftConfidence:
+        r"""Confidences of draft tokens straight from the drafter's logits, in one pass and without a softmax in memory.
+
+        With :math:`q = \mathrm{softmax}(x / T)` at each position, ``values[0]`` of "log_prob" is what
+        `select_and_pack` takes with ``log_confidence=True``, and of "max_prob" what it takes as it is.
+
+        Parameters
+        ----------
+        logits : Tensor, float32, float16 or bfloat16 [B, D, V]
+            ``D`` is at most 63.  NaN counts as -inf, +inf as the largest float32.  In a row of -inf the token is 0, its
+            "log_prob" -inf and every other statistic 0.
+        temperature : Tensor, float32 [D], optional
+            ``T`` of each position; NaN and values of 0 and below count as 1, others are clamped to [2^-100, 2^100].
+        draft_ids : Tensor, int64 [B, D], optional
+            The draft tokens, where they were sampled; one outside the vocabulary has a "log_prob" of -inf.  Without it,
+            the most likely ones, ties to the smallest.
+        statistics : sequence of {"log_prob", "max_prob", "collision", "margin"}
+            Natural logarithm of the token's probability; the largest probability; :math:`\sum_v q_v^2`; the difference
+            between the two largest.
+
+        Returns
+        -------
+        DraftConfidence
+            Values are within 1e-5, relatively, of exact ones, and not the same to the bit on every backend; the tokens
+            are.  They carry no gradient.  In sums, probabilities below 2^-60 of the largest count as 0.
+
+        Raises
+        ------
+        RuntimeError
+            Naming the argument, what was expected and what came; or that a GPU needs Triton here.
+        """
+        if isinstance(statistics, str):
+            fail("statistics", "a sequence of names", f"'{statistics}'")
+        return DraftConfidence._make(
+            self._confidence(logits, temperature=temperature, draft_ids=draft_ids, statistics=list(statistics))
         )

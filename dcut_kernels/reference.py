@@ -15,6 +15,7 @@ Q_MAX = (1 << 26) - 1  # a score of 0, and where prefix sums saturate
 WEIGHT_SPAN = 1 << 23  # weights reach from 2^-8 to 2^8, so keys are shifted up by 8 units
 ZERO = 56 * UNIT - 1  # scores below 2^-56 count as 0 and tie
 INT32_MAX = 2**31 - 1
+CALIBRATION_CELLS = 64
 
 # log2(3/2 + y), y in [-1/2, 1/2) as a signed Q32, result Q30.
 LOG2 = (628098697, 1032721379, -344239122, 152992897, -76539554, 40853766, -22211244, 12517897, -9529180, 5956685)
@@ -97,6 +98,16 @@ def score_of(key: int) -> int:
     return (value + (1 << (shift - 1))) >> shift
 
 
+def calibrate(q: int, table: Sequence[int]) -> int:
+    """Look q up in its position's table: entry j is for q = j * 2^17; linear between, of slope 1 beyond; 0 stays 0."""
+    cell = min(q >> 17, CALIBRATION_CELLS)
+    low, beyond = min(max(table[cell], 0), Q_MAX), q - (cell << 17)
+    if cell == CALIBRATION_CELLS:
+        return min(low + beyond, Q_MAX) if q < Q_MAX else Q_MAX
+    rise = min(max(table[cell + 1], 0), Q_MAX) - low
+    return low + (rise * beyond >> 17)
+
+
 @dataclass
 class Row:
     """One request of the step, after all harmless readings."""
@@ -139,7 +150,12 @@ def read_rows(
 
 
 def prefix_sums(
-    confidence: Sequence[Sequence[float]], rows: Sequence[Row], draft_len: int, shifted: bool, log: bool
+    confidence: Sequence[Sequence[float]],
+    rows: Sequence[Row],
+    draft_len: int,
+    shifted: bool,
+    log: bool,
+    calibration: Sequence[Sequence[int]] | None = None,
 ) -> list[list[int]]:
     """Saturating prefix sums of q, [B][D]; a row without a slot holds -1."""
     to_q = q_of_log_confidence if log else q_of_confidence
@@ -148,7 +164,8 @@ def prefix_sums(
         prefix, total = [], 0
         for k in range(draft_len if row.slot >= 0 else 0):
             before = total
-            total = min(total + to_q(confidence[row.slot][k]), Q_MAX)
+            q = to_q(confidence[row.slot][k])
+            total = min(total + (q if calibration is None else calibrate(q, calibration[k])), Q_MAX)
             prefix.append(before if shifted else total)
         result.append(prefix if row.slot >= 0 else [-1] * draft_len)
     return result
@@ -209,32 +226,62 @@ class Decision:
     tokens: int
     padded: int
     gains: list[int]
+    next_budget: int  # raw budget that the policy chooses, whether or not one is given
 
 
-def table_row(table: Sequence, active: int) -> Sequence:
-    """Row clamp(b, 1, M) - 1 of an [M, R] table, or the [R] table itself."""
-    if table and isinstance(table[0], list):
-        return table[min(max(active, 1), len(table)) - 1]
-    return table
+def table_row(table: Sequence, active: int, dims: int = 1) -> Sequence:
+    """Row clamp(b, 1, M) - 1 of an [M, R] table, or the [R] table itself; `dims`: of the table of one batch."""
+    depth, inner = 1, table
+    while inner and isinstance(inner[0], list):
+        depth, inner = depth + 1, inner[0]
+    return table[min(max(active, 1), len(table)) - 1] if depth > dims else table
 
 
-def decide(step: Step, budgets: Sequence, costs: Sequence, budget: int | None, count_bonus: bool) -> Decision:
-    """Eq. 5: the bucket with the largest gain per cost, ties to the smallest bucket; or a given budget."""
+def argmax(gains: Sequence[int], costs: Sequence[float], candidates: Sequence[int]) -> int:
+    """Eq. 5: the bucket with the largest gain per cost, ties to the smallest; -1 without candidates."""
+    return max(candidates, key=lambda r: (float(gains[r]) / costs[r], -r), default=-1)
+
+
+def early_stop(
+    step: Step, raw: Sequence[int], gains: Sequence[int], envelope: Sequence, candidates: Sequence[int], bonus: bool
+) -> int:
+    """The smallest budget after which no position is worth its cost, else the largest; ties to the smallest bucket.
+
+    ``envelope[r]`` is the height of the lower convex envelope of the costs at budget ``r``, and its slope from there
+    on.  The gain is concave in the tokens of a step, so gain per envelope rises up to one place and falls from there
+    on: asking at each bucket finds the first token at which to stop, rounded up to a bucket.
+    """
+    stopping = []
+    for r in candidates:
+        next_score = step.gain(min(step.clamp(raw[r]) + 1, step.highest), bonus) - gains[r]
+        height, slope = (max(value, 0) for value in envelope[r])
+        if raw[r] >= step.lowest and next_score * height <= gains[r] * slope:
+            stopping.append(r)
+    if stopping:
+        return min(stopping, key=lambda r: (raw[r], r))
+    return max(candidates, key=lambda r: (raw[r], -r), default=-1)
+
+
+def decide(
+    step: Step, budgets: Sequence, costs: Sequence, budget: int | None, count_bonus: bool, envelope: Sequence | None
+) -> Decision:
+    """The bucket of eq. 5, or with an envelope that of early stop; or a given budget."""
     active = sum(row.active for row in step.rows)
     raw, cost = table_row(budgets, active), table_row(costs, active)
     gains = [step.gain(step.clamp(k), count_bonus) for k in raw]
+    enabled = [r for r in range(len(raw)) if 0.0 < cost[r] < float("inf") and raw[r] > 0]
+    if envelope is None:
+        best = argmax(gains, cost, enabled)
+    else:
+        best = early_stop(step, raw, gains, table_row(envelope, active, 2), enabled, count_bonus)
+    next_budget = INT32_MAX if best < 0 else raw[best]
     if budget is not None:
         tokens = step.clamp(budget)
-        return Decision(-1, tokens, min((k for k in raw if k >= tokens), default=tokens), gains)
-    best, best_utility = -1, -1.0
-    for r, gain in enumerate(gains):
-        enabled = 0.0 < cost[r] < float("inf") and raw[r] > 0
-        if enabled and float(gain) / cost[r] > best_utility:
-            best, best_utility = r, float(gain) / cost[r]
+        return Decision(-1, tokens, min((k for k in raw if k >= tokens), default=tokens), gains, next_budget)
     if best < 0:
-        return Decision(-1, step.highest, step.highest, gains)
+        return Decision(-1, step.highest, step.highest, gains, next_budget)
     tokens = step.clamp(raw[best])
-    return Decision(best, tokens, max(tokens, raw[best]), gains)
+    return Decision(best, tokens, max(tokens, raw[best]), gains, next_budget)
 
 
 def wrap(value: int, bits: int) -> int:

@@ -13,7 +13,10 @@ from torch import Tensor
 
 INT32_MAX = 2**31 - 1
 RATIOS = (0.25, 0.5, 0.75, 1.0)
-_INT32_OPTIONS = ("draft_lens", "min_keep", "max_keep", "row_index", "base_lens", "num_reqs", "block_table")
+_INT32_OPTIONS = (
+    "draft_lens", "min_keep", "max_keep", "row_index", "base_lens", "num_reqs", "block_table", "calibration",
+    "envelope", "next_budget",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,36 @@ def _paging(rng: np.random.Generator, batch: int) -> tuple[dict[str, Any], Tenso
     return {"block_table": ids, "block_size": size}, torch.from_numpy(seq_lens)
 
 
+def convex(rng: np.random.Generator, budgets: np.ndarray) -> np.ndarray:
+    """Height and slope at each budget of a convex function that rises, int64 [..., 2]."""
+    at = np.clip(budgets, 0, 2**24).astype(np.int64)
+    base, slope, bend = rng.integers(1, 2**20), rng.integers(0, 2**10), rng.integers(0, 4)
+    return np.stack([base + slope * at + bend * at * (at - 1) // 2, slope + bend * at], -1)
+
+
+def _policy(rng: np.random.Generator, budgets: np.ndarray, draft_len: int, given: bool) -> dict[str, Any]:
+    """Calibration, how the budget is chosen, and where the next one goes; `given`: there is a budget."""
+    options: dict[str, Any] = {}
+    if rng.random() < 0.25:
+        shape = (draft_len, 65)
+        steps = rng.integers(0, 2**18, shape).cumsum(1) + rng.integers(0, 2**18, (draft_len, 1))
+        garbage = rng.choice(INT32_LIMITS, shape) if rng.random() < 0.3 else rng.integers(-(2**20), 2**27, shape)
+        options["calibration"] = steps if rng.random() < 0.6 else garbage
+    if rng.random() < 0.25:
+        rows = budgets.shape[:-1] or ((int(rng.integers(1, 4)),) if rng.random() < 0.3 else ())
+        envelope = convex(rng, np.broadcast_to(budgets, (*rows, budgets.shape[-1])))
+        if rng.random() < 0.3:
+            envelope = rng.choice(INT32_LIMITS, envelope.shape)
+        options |= {"policy": "early_stop", "envelope": np.clip(envelope, -(2**31), INT32_MAX)}
+    if rng.random() < 0.25:
+        options["next_budget"] = rng.choice(INT32_LIMITS, 2)
+        if rng.random() < 0.5:
+            options["host_budget"] = torch.tensor([rng.integers(2**60)])
+        if given and "policy" not in options and rng.random() < 0.7:
+            options["policy"] = "history"
+    return options
+
+
 def random_case(seed: int, max_batch: int = 8, max_draft: int = 8) -> Case:
     """Draw every option on its own.
 
@@ -170,5 +200,6 @@ def random_case(seed: int, max_batch: int = 8, max_draft: int = 8) -> Case:
         options["pad_token"] = int(rng.choice(INT64_LIMITS if ids is torch.int64 else INT32_LIMITS))
     budgets, costs = _tables(rng, batch, draft_len)
     confidence = _confidence(rng, (slots, draft_len), log)
+    options |= _policy(rng, budgets, draft_len, "budget" in options)
     name = f"random-{seed}-{max_batch}x{max_draft}"
     return make(name, confidence, budgets, costs, ids=ids, seq_lens=seq_lens, seed=seed, **options)

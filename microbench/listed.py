@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -217,4 +218,75 @@ def _shapes() -> Iterator[Case]:
                block_table=np.arange(280 * 20).reshape(280, 20), block_size=16)  # fmt: skip
 
 
-LISTED = [*_confidences(), *_rows(), *_tables(), *_packing(), *_shapes()]
+def _envelope(budgets: list[int], base: int, slope: int, bend: int = 0) -> np.ndarray:
+    """Height and slope of ``base + slope * K + bend * K * (K - 1) / 2`` at each budget K; int64 [R, 2]."""
+    k = np.array(budgets)
+    return np.stack([base + slope * k + bend * k * (k - 1) // 2, slope + bend * k], -1)
+
+
+def _policies() -> Iterator[Case]:
+    c, few, every = _beta(6, 7, seed=40), [6, 12, 20, 33, 48], list(range(6, 49))
+    for name, base, slope, bend in (
+        ("rising", 300, 10, 0),
+        ("steep", 1, 100, 0),
+        ("flat", 100, 0, 0),
+        ("bent", 60, 1, 1),
+    ):
+        for budgets in (few, every):
+            yield make(f"early-stop-{name}-{len(budgets)}", c, budgets, [1.0] * len(budgets), policy="early_stop",
+                       envelope=_envelope(budgets, base, slope, bend))  # fmt: skip
+    stop: dict[str, Any] = {"policy": "early_stop", "envelope": _envelope(few, 300, 10)}
+    backward: dict[str, Any] = {"policy": "early_stop", "envelope": _envelope(few[::-1], 300, 10)}
+    yield make("early-stop-not-sorted", c, few[::-1], [1.0] * 5, **backward)
+    yield make("early-stop-equal-budgets", c, [20, 20, 33, 33], [1.0] * 4, policy="early_stop",
+               envelope=[[500, 9], [500, 10], [630, 10], [630, 11]])  # fmt: skip
+    yield make("early-stop-shifted", c, few, [1.0] * 5, score="shifted", **stop)
+    yield make("early-stop-floors", c, few, [1.0] * 5, min_keep=[2, 2, 2, 0, 0, 7], **stop)
+    yield make("early-stop-floors-above-all-but-one", c, few, [1.0] * 5, min_keep=[6] * 6, **stop)
+    yield make("early-stop-floors-above-all", c, few[:2], [1.0] * 2, min_keep=[3] * 6, policy="early_stop",
+               envelope=_envelope(few[:2], 300, 10))  # fmt: skip
+    yield make("early-stop-weights", c, few, [1.0] * 5, weight=[256, 1, 0.3, 2, 1, 2.0**-8], **stop)
+    yield make("early-stop-count-bonus-off", c, few, [1.0] * 5, count_bonus=False, **stop)
+    yield make("early-stop-capacity", c, few, [1.0] * 5, capacity=15, **stop)
+    yield make("early-stop-disabled", c, few, [NAN, 1, 0, 1, 1], **stop)
+    yield make("early-stop-all-disabled", c, few, [0.0] * 5, **stop)
+    yield make("early-stop-all-equal", torch.full((6, 7), 0.875), few, [1.0] * 5, **stop)
+    yield make("early-stop-given-budget", c, few, [1.0] * 5, budget=14, next_budget=[3, 4], **stop)
+    yield make("early-stop-base-lens", c, few, [1.0] * 5, base_lens=[1, 5, 1, 2, 1, 1], capacity=60, **stop)
+    yield make("early-stop-no-buckets", c, [], [], policy="early_stop", envelope=np.zeros((0, 2)))
+    yield make("early-stop-negative", c, few, [1.0] * 5, policy="early_stop", envelope=np.full((5, 2), INT32_MIN))
+    yield make("early-stop-limits", torch.ones(6, 7), few, [1.0] * 5, weight=[256] * 6, policy="early_stop",
+               envelope=np.full((5, 2), INT32_MAX))  # fmt: skip
+    table = np.stack([_envelope(few, 300, slope) for slope in (1, 5, 10, 40)])
+    yield make("early-stop-table", c, few, [1.0] * 5, policy="early_stop", envelope=table, num_reqs=[3])
+    yield make("early-stop-256", _beta(64, 15), range(64, 832, 3), [1.0] * 256, policy="early_stop",
+               envelope=_envelope(list(range(64, 832, 3)), 400, 1, 1))  # fmt: skip
+    yield make("early-stop-large", _beta(1024, 15), [1500, 3000, 6000, 9000], [1.0] * 4, policy="early_stop",
+               envelope=_envelope([1500, 3000, 6000, 9000], 40_000, 5))  # fmt: skip
+    identity = np.tile(np.arange(65) * 2**17, (7, 1))
+    worse = identity + 2**18 * np.arange(1, 8)[:, None]
+    yield make("calibration-identity", c, calibration=identity)
+    yield make("calibration-worse-by-position", c, calibration=worse)
+    yield make("calibration-all-alike", c, calibration=np.full((7, 65), 2**19))
+    yield make("calibration-one-at-zero", torch.ones(6, 7), calibration=worse)
+    yield make("calibration-zero-stays-zero", torch.zeros(6, 7), calibration=np.zeros((7, 65)), weight=[1, 256] * 3)
+    yield make("calibration-steep", c, calibration=(np.arange(65) ** 3 * 250)[None].repeat(7, 0))
+    yield make("calibration-garbage", c, calibration=_choice(7, 65, [INT32_MIN, -1, 0, 2**20, 2**31 - 128]).int())
+    yield make("calibration-shifted", c, calibration=worse, score="shifted")
+    yield make("calibration-bfloat16", c.bfloat16(), calibration=worse)
+    yield make("calibration-log", c.log(), calibration=worse, log_confidence=True)
+    yield make("calibration-rows", c, calibration=worse, row_index=[5, 9, 0, 3], min_keep=[2, 0, 0, 1])
+    yield make("calibration-large", _beta(300, 15), calibration=np.tile(np.arange(65) * 2**17, (15, 1)))
+    yield make("next-budget", c, next_budget=[0, 0])
+    yield make("next-budget-count-wraps", c, next_budget=[0, -1], host_budget=torch.tensor([5]))
+    yield make(
+        "next-budget-all-disabled", c, [12, 24], [0, 0], next_budget=[7, INT32_MAX], host_budget=torch.tensor([0])
+    )
+    for batch, buckets in ((6, 4), (6, 40), (300, 4), (1024, 20)):
+        spread = np.linspace(batch, 8 * batch, buckets).astype(int)
+        yield make(f"history-{batch}-{buckets}", _beta(batch, 7, seed=41), spread, np.linspace(5, 12, buckets),
+                   policy="history", score="shifted", budget=3 * batch, next_budget=[1, 2],
+                   host_budget=torch.tensor([0]))  # fmt: skip
+
+
+LISTED = [*_confidences(), *_rows(), *_tables(), *_packing(), *_shapes(), *_policies()]

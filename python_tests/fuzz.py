@@ -51,6 +51,7 @@ def garbage(prefix: torch.Tensor, seed: int) -> torch.Tensor:
 def differences(case: Case, backend: Backend, reference: Backend, seed: int) -> Iterator[str]:
     """Where a backend answers otherwise than the reference: fused, into used buffers, and in parts."""
     new = reference.select_and_pack(**case.inputs)
+    yield from next_differences(case, backend, reference)
     written = new
     if "base_lens" in case.inputs:  # otherwise no entry is left as it was
         written = reference.select_and_pack(**case.inputs, out=poisoned(case))
@@ -63,6 +64,16 @@ def differences(case: Case, backend: Backend, reference: Backend, seed: int) -> 
     yield from _labeled("part", tensor_difference("prefix", backend.log_prefix_sum(**arguments), prefix))
     if seed % 4 == 0:
         yield from _ranked_differences(case, backend, reference, garbage(prefix, seed) if seed % 8 == 0 else prefix)
+
+
+def next_differences(case: Case, backend: Backend, reference: Backend) -> Iterator[str]:
+    """What is written for the next step."""
+    names = [name for name in ("next_budget", "host_budget") if name in case.inputs]
+    both = [case.inputs | {name: case.inputs[name].clone() for name in names} for _ in range(2)]
+    for one, inputs in zip((backend, reference), both, strict=True):
+        one.select_and_pack(**inputs)
+    for name in names:
+        yield from _labeled("new", tensor_difference(name, both[0][name], both[1][name]))
 
 
 def _ranked_differences(case: Case, backend: Backend, reference: Backend, prefix: torch.Tensor) -> Iterator[str]:
@@ -93,7 +104,7 @@ def run_seeds(seeds: Sequence[int], backend_name: str, judge_every: int) -> list
         try:
             case = case_of(seed)
             found = next(differences(case, backend, reference, seed), None)
-            if found is None and judge_every and seed % judge_every == 0:
+            if found is None and judge_every and seed % judge_every == 0 and "calibration" not in case.inputs:
                 found = next(iter(Judge(case.inputs).complaints(backend.select_and_pack(**case.inputs))), None)
         except Exception as error:  # a case that raises is a failure like any other, and the rest still runs
             found = f"{type(error).__name__}: {error}"

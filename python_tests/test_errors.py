@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from torch import Tensor
 import dcut_kernels
 from dcut_kernels import VerifyBatch, backends
 from microbench import cases
+from python_tests.bad_calls import Bad, gapped, int32, policies
 
 BATCH, DRAFT_LEN, BUCKETS = 3, 4, 5
 CAPACITY = BATCH * (DRAFT_LEN + 1)
@@ -40,27 +41,6 @@ OPTIONS = {
     "bucket_argmax": ["draft_lens", "min_keep", "max_keep", "weight", "base_lens", "num_reqs"],
     "pack_prefixes": ["row_index", "base_lens", "num_reqs"],
 }
-
-
-class Bad(NamedTuple):
-    """One call that must fail: `args` replaces valid arguments, `out` replaces buffers of a valid `out`."""
-
-    op: str
-    message: str
-    args: dict[str, Any] = {}  # noqa: RUF012
-    out: dict[str, Any] | None = None
-
-    def __str__(self) -> str:
-        return f"{self.op}-{self.message.split(', got')[0]}".replace(" ", "_")
-
-
-def int32(*shape: int) -> Tensor:
-    return torch.ones(shape, dtype=torch.int32)
-
-
-def gapped(t: Tensor) -> Tensor:
-    """The same values, every second element of a longer tensor."""
-    return torch.stack((t, t), -1)[..., 0]
 
 
 def inputs() -> Iterator[Bad]:
@@ -201,20 +181,21 @@ def row_options() -> Iterator[Bad]:
 
 
 def modes() -> Iterator[Bad]:
-    """Names, paging, pad token, capacity, and what is reserved."""
+    """Names, paging, pad token, capacity, calibration and policies."""
     for op in ("select_and_pack", "log_prefix_sum"):
         yield Bad(op, "score: expected 'inclusive' or 'shifted', got 'Inclusive'", {"score": "Inclusive"})
         yield Bad(op, "score: expected 'inclusive' or 'shifted', got ''", {"score": ""})
-        yield Bad(op, "calibration: expected None, since it is not built yet, got a tensor", {
-            "calibration": int32(4, 65)
-        })  # fmt: skip
+        entries = int32(4, 65)
+        for bad, problem in (
+            (int32(4, 64), "shape [4, 65], got [4, 64]"),
+            (int32(65), "shape [4, 65], got [65]"),
+            (entries.long(), "dtype int32, got int64"),
+            (entries.to("meta"), "device cpu, got meta"),
+            (gapped(entries), "a contiguous tensor, got strides [130, 2] for shape [4, 65]"),
+        ):
+            yield Bad(op, f"calibration: expected {problem}", {"calibration": bad})
     for op in ("select_and_pack", "bucket_argmax"):
-        for policy in ("early_stop", "history"):
-            message = f"policy: expected 'argmax', the only policy built so far, got '{policy}'"
-            yield Bad(op, message, {"policy": policy})
-        yield Bad(op, "policy: expected 'argmax', 'early_stop' or 'history', got 'greedy'", {"policy": "greedy"})
-        for name in ("envelope", "next_budget", "host_budget"):
-            yield Bad(op, f"{name}: expected None, since it is not built yet, got a tensor", {name: int32(1)})
+        yield from policies(op)
     for op in ("select_and_pack", "pack_prefixes"):
         table = int32(3, 8)
         for size in (0, -1, 1 << 31):

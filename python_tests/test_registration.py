@@ -62,6 +62,10 @@ SCHEMAS = {
         "Tensor? base_lens=None, Tensor? num_reqs=None, Tensor? block_table=None, SymInt block_size=0, "
         f"int pad_token=0, SymInt? capacity=None) -> {RESULTS}"
     ),
+    "draft_confidence": (
+        "(Tensor logits, *, Tensor? temperature=None, Tensor? draft_ids=None, str[] statistics) "
+        "-> (Tensor draft_ids, Tensor values)"
+    ),
 }
 SIGNATURES = {
     "select_and_pack": (
@@ -84,6 +88,7 @@ SIGNATURES = {
         "keep_lens, draft_ids, bonus_ids, seq_lens, *, row_index=None, base_lens=None, num_reqs=None, "
         "block_table=None, block_size=0, pad_token=0, capacity=None"
     ),
+    "draft_confidence": "logits, *, temperature=None, draft_ids=None, statistics=('log_prob',)",
 }
 
 
@@ -113,6 +118,8 @@ def test_every_operator_has_a_kernel(name: str, namespace: str) -> None:
     """For the devices that a backend serves, whether there is one or not, and no other."""
     devices = {"cpu": {"CPU"}, "cuda": {"CUDA"}, "simt": {"CPU"}}.get(namespace.removeprefix("dcut_"), {"CPU", "CUDA"})
     if namespace in ("dcut_cpu", "dcut_cuda") and _load.missing(namespace.removeprefix("dcut_")):
+        devices = set()
+    if (namespace, name) == ("dcut_cuda", "draft_confidence"):  # Triton's kernel serves GPUs
         devices = set()
     has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
     assert {key for key in ("CPU", "CUDA") if has(f"{namespace}::{name}", key)} == devices

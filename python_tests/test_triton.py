@@ -16,10 +16,11 @@ import torch
 
 import dcut_kernels
 from dcut_kernels import VerifyBatch, backends
+from dcut_kernels._check import Sizes
 from microbench.build import beta, h20_costs, int32, ratio_budgets
 from microbench.cases import BENCH, LISTED, Case, bench_case, make, random_case
 from python_tests.compare import assert_same, composed, pick, poisoned, spilled, tensor_difference
-from python_tests.fuzz import garbage
+from python_tests.fuzz import garbage, next_differences
 
 triton = pytest.importorskip("triton", reason="triton is not installed (pip install triton)")
 
@@ -50,7 +51,8 @@ LARGE += [case for case in LISTED if str(case) in ("shape-33x33", "shape-8x63", 
 LARGE += [make("33x63", beta(np.random.default_rng(3), 33, 63)), wide_table()]
 CASES = [*SMALL, *RANDOM, *LARGE]
 EVERY = {"draft_lens", "min_keep", "max_keep", "weight", "row_index", "base_lens", "num_reqs", "block_table", "score",
-         "budget", "count_bonus", "log_confidence", "pad_token", "capacity"}  # fmt: skip
+         "budget", "count_bonus", "log_confidence", "pad_token", "capacity", "calibration", "policy", "envelope",
+         "next_budget", "host_budget"}  # fmt: skip
 
 
 # One column of equal keys of which 13 in 24 are kept: the count of earlier ties has to survive from tile to tile.
@@ -72,6 +74,7 @@ def check(case: Case, answer: Answer) -> None:
     backend.select_and_pack(**case.inputs, out=out)
     assert_same(out, written)
     assert spilled(out) is None
+    assert list(next_differences(case, backend, backends.get("reference"))) == []
 
 
 def test_enough_cases_and_every_option() -> None:
@@ -93,6 +96,22 @@ def test_equals_reference(reference: Answer, case: Case) -> None:
 @pytest.mark.parametrize("case", [TIED, *SMALL[::16], *RANDOM[::8]], ids=str)
 def test_equals_reference_in_many_tiles(small_tiles: None, reference: Answer, case: Case) -> None:
     check(case, reference)
+
+
+@pytest.mark.parametrize("batch", [5, 40])
+def test_the_next_budget_may_take_the_place_of_this_one(small_tiles: None, batch: int) -> None:
+    """One program then packs all: another could still have to read what the first one has overwritten."""
+    inputs = bench_case(batch, 7).inputs | {"policy": "history", "score": "shifted"}
+    here, there = (torch.tensor([2 * batch, 7], dtype=torch.int32) for _ in range(2))
+    for _ in range(3):
+        got = backends.get("triton").select_and_pack(**inputs, budget=here[:1], next_budget=here)
+        expected = backends.get("reference").select_and_pack(**inputs, budget=there[:1], next_budget=there)
+        assert_same(got, expected)
+        assert torch.equal(here, there)
+    args = triton_targets.arguments("select_and_pack", inputs | {"budget": here[:1], "next_budget": here})
+    sizes = Sizes(batch, batch, 7, 4, 8 * batch)
+    out = {name: torch.empty(0) for name in VerifyBatch._fields}
+    assert ops.fused(args, sizes, out, True).programs == 1
 
 
 def test_small_tiles_are_small(small_tiles: None) -> None:

@@ -74,9 +74,23 @@ def everything(batch: int, max_blocks: int = 8) -> dict[str, Any]:
     }
 
 
-def fused(batch: int, draft_len: int, buckets: int, fresh: bool = False, **options: Any) -> ops.Launch:
+def planned(draft_len: int, buckets: int) -> dict[str, Any]:
+    """Every option of how the budget is chosen."""
+    int32 = torch.int32
+    return {
+        "calibration": torch.empty(draft_len, 65, dtype=int32),
+        "policy": "early_stop",
+        "envelope": torch.empty(buckets, 2, dtype=int32),
+        "next_budget": torch.empty(2, dtype=int32),
+        "host_budget": torch.empty(1, dtype=torch.int64),
+    }
+
+
+def fused(
+    batch: int, draft_len: int, buckets: int, fresh: bool = False, dtype: torch.dtype = torch.float32, **options: Any
+) -> ops.Launch:
     """The launch of the fused operator at one size."""
-    args = arguments("select_and_pack", step(batch, draft_len, buckets, **options))
+    args = arguments("select_and_pack", step(batch, draft_len, buckets, dtype, **options))
     sizes = Sizes(batch, batch, draft_len, buckets, batch * (draft_len + 1))
     out = {name: torch.empty(dims, dtype=dtype) for name, (dtype, dims) in out_shapes(sizes, torch.int32).items()}
     return ops.fused(args, sizes, out, fresh)
@@ -97,15 +111,15 @@ def launches() -> dict[str, ops.Launch]:
     """What is compiled: the fused kernel for small to large steps, plain and with every option, and the parts."""
     found = {
         "64x15 R=4": fused(64, 15, 4),
-        "64x15 R=4, all options": fused(64, 15, 4, True, dtype=torch.bfloat16, **everything(64)),
+        "64x15 R=4, all options": fused(64, 15, 4, True, torch.bfloat16, **everything(64), **planned(15, 4)),
         "64x15 R=32": fused(64, 15, 32),
         "256x15 R=4": fused(256, 15, 4),
         "128x15 R=4": fused(128, 15, 4),
         "1024x15 R=4": fused(1024, 15, 4, dtype=torch.float16, log_confidence=True),
         "1024x31 R=4": fused(1024, 31, 4),
-        "1024x31 R=256, all options": fused(1024, 31, 256, **everything(1024)),
+        "1024x31 R=256, all options": fused(1024, 31, 256, **everything(1024), **planned(31, 256)),
     }
-    return found | {launch.kernel: launch for launch in parts(64, 15, 4, **everything(64))}
+    return found | {launch.kernel: launch for launch in parts(64, 15, 4, **everything(64), **planned(15, 4))}
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,43 @@ const T* table_row(const T* table, int32_t rows, int32_t buckets, int32_t active
   return table + static_cast<size_t>(dcut::clamp(active, 1, rows) - 1) * static_cast<size_t>(buckets);
 }
 
-// Eq. 5: the bucket with the largest gain per cost, ties to the smallest; -1 if all are disabled.
-int argmax(const int32_t* budgets, const float* costs, const int64_t* gains, int32_t buckets) {
+// The bucket of the largest utility, ties to the smallest; -1 if all are disabled.
+template <class Utility>
+int argmax(const int32_t* budgets, const float* costs, int32_t buckets, Utility utility_of) {
   int best = -1;
   double best_utility = 0.0;
   for (int r = 0; r < buckets; ++r) {
     if (!enabled(budgets[r], costs[r])) continue;
-    const double u = utility(gains[r], costs[r]);
+    const double u = utility_of(r);
     if (best < 0 || u > best_utility) best = r, best_utility = u;
   }
   return best;
+}
+
+// The bucket that the policy chooses: eq. 5, or with an envelope early stop.  tokens: clamped budgets.
+int choose(Step& step, const Tables& tables, const int32_t* raw, const int32_t* tokens, const int64_t* gains) {
+  const int32_t n = tables.buckets;
+  const float* costs = table_row(tables.costs, tables.cost_rows, n, step.active());
+  if (!tables.envelope) return argmax(raw, costs, n, [&](int r) { return utility(gains[r], costs[r]); });
+  int32_t more[kMaxBuckets] = {};
+  int64_t gains_of_more[kMaxBuckets] = {};
+  Cut cuts[kMaxBuckets];
+  for (int r = 0; r < n; ++r) more[r] = tokens[r] < step.highest() ? tokens[r] + 1 : tokens[r];
+  step.cut(more, n, cuts, gains_of_more, tables.count_bonus);
+  const int32_t* envelope = table_row(tables.envelope, tables.envelope_rows, 2 * n, step.active());
+  return argmax(raw, costs, n, [&](int r) {
+    const int64_t next = gains_of_more[r] - gains[r];
+    const bool stop = raw[r] >= step.lowest() && stops(gains[r], next, envelope[2 * r], envelope[2 * r + 1]);
+    return early_utility(stop, raw[r]);
+  });
+}
+
+// What the next step is to use: the chosen budget and a count of the steps, as one word too.
+void write_next(const Decision& out, int32_t budget) {
+  if (!out.next_budget) return;
+  const uint32_t count = static_cast<uint32_t>(out.next_budget[1]) + 1;
+  out.next_budget[0] = budget, out.next_budget[1] = static_cast<int32_t>(count);
+  if (out.host_budget) *out.host_budget = budget_word(count, budget);
 }
 
 // The padded total of a given budget: the smallest listed budget that holds it.
@@ -43,13 +70,13 @@ void write_decision(int32_t* decision, int bucket, int32_t total, int32_t padded
 Cut decide(Step& step, const Tables& tables, const Decision& out) {
   const int32_t n = tables.buckets;
   const int32_t* raw = table_row(tables.budgets, tables.budget_rows, n, step.active());
-  const float* costs = table_row(tables.costs, tables.cost_rows, n, step.active());
   int32_t tokens[kMaxBuckets] = {};
   Cut cuts[kMaxBuckets], cut;
   for (int r = 0; r < n; ++r) tokens[r] = step.clamp(raw[r]);
   step.cut(tokens, n, cuts, out.gains, tables.count_bonus);
 
-  const int bucket = tables.budget ? -1 : argmax(raw, costs, out.gains, n);
+  const int chosen = tables.budget && !out.next_budget ? -1 : choose(step, tables, raw, tokens, out.gains);
+  const int bucket = tables.budget ? -1 : chosen;
   int32_t total, padded;
   if (bucket >= 0) {
     cut = cuts[bucket], total = tokens[bucket], padded = std::max(total, raw[bucket]);
@@ -59,6 +86,7 @@ Cut decide(Step& step, const Tables& tables, const Decision& out) {
     padded = tables.budget ? padded_total(raw, n, total) : total;
   }
   write_decision(out.decision, bucket, total, padded);
+  write_next(out, chosen < 0 ? kInt32Max : raw[chosen]);
   return cut;
 }
 

@@ -81,19 +81,25 @@ void Step::read_scores(const Rows& rows, const Scores& scores, bool raw) {
     for (int32_t i = 0; i < active_ && draft_len_ > 0; ++i) {
       if (scores.prefix[offset_[i]] < 0) drafts_[i] = 0;
     }
-  } else if (scores.log || scores.type != FloatType::kFloat32) {
+  } else if (scores.log || scores.calibration || scores.type != FloatType::kFloat32) {
     // Copy the rows that are needed, as float32 bits or as q.
     int32_t* source = scratch().source.get(static_cast<size_t>(active_) * static_cast<size_t>(draft_len_) + 1);
+    const bool as_q = scores.log || scores.calibration;
     for (int32_t i = 0; i < active_; ++i) {
       int32_t* to = source + static_cast<size_t>(i) * draft_len_;
       for (int32_t k = 0; k < drafts_[i]; ++k) {
         const int32_t bits = float32_bits(scores, int64_t{offset_[i]} + k);
-        to[k] = scores.log ? q_of_log_confidence(bits) : bits;
+        if (as_q) {
+          const int32_t q = scores.log ? q_of_log_confidence(bits) : q_of_confidence(bits);
+          to[k] = scores.calibration ? calibrate(q, scores.calibration + k * (kCalibrationCells + 1)) : q;
+        } else {
+          to[k] = bits;
+        }
       }
       offset_[i] = i * draft_len_;
     }
     columns_.source = source;
-    if (scores.log) columns_.kind = Source::kQ;
+    if (as_q) columns_.kind = Source::kQ;
   } else {
     columns_.source = static_cast<const int32_t*>(scores.confidence);
   }

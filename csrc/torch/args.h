@@ -8,6 +8,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace dcut::binding {
 
@@ -80,9 +81,26 @@ class Reader {
 
   bool boolean() { return to<bool>(*next_++); }
 
+  std::string word() { return word(*next_++); }
+
+  std::vector<std::string> words() {
+    const StableListHandle list = to<StableListHandle>(*next_++);
+    size_t size = 0;
+    torch_list_size(list, &size);
+    std::vector<std::string> words(size);
+    for (size_t j = 0; j < size; ++j) {
+      StableIValue value;
+      torch_list_get_item(list, j, &value);
+      words[j] = word(value);
+    }
+    torch_delete_list(list);
+    return words;
+  }
+
+ private:
   // Not to<std::string>: that leaks a string per call in the headers of torch 2.13.
-  std::string word() {
-    StringHandle handle = to<StringHandle>(*next_++);
+  static std::string word(StableIValue value) {
+    StringHandle handle = to<StringHandle>(value);
     size_t length = 0;
     const char* text = nullptr;
     torch_string_length(handle, &length);
@@ -92,7 +110,6 @@ class Reader {
     return word;
   }
 
- private:
   template <class T>
   static T to(StableIValue value) {
     return torch::stable::detail::to<T>(value);

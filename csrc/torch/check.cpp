@@ -115,6 +115,7 @@ Device device_of(const Tensor& t) { return {t.device_type, t.device_index}; }
 bool is_int64(const Tensor& t) { return t.dtype == kDtypeInt64; }
 int32_t int32_dtype() { return kDtypeInt32; }
 int32_t int64_dtype() { return kDtypeInt64; }
+int32_t float32_dtype() { return kDtypeFloat32; }
 
 FloatType float_type(const Tensor& t) {
   if (t.dtype == kDtypeFloat16) return FloatType::kFloat16;
@@ -189,20 +190,50 @@ void check_paging(const Tensor& block_table, int64_t block_size, int64_t batch, 
   }
 }
 
+int64_t check_vocab(const char* name, const Tensor& logits) {
+  const int64_t vocab = logits.sizes[2];
+  if (vocab < 1 || vocab > kInt32Max) {
+    fail(name, "a vocabulary of 1 to " + std::to_string(kInt32Max) + " tokens", std::to_string(vocab));
+  }
+  return vocab;
+}
+
 bool is_shifted(const std::string& score) {
   if (score != "inclusive" && score != "shifted") fail("score", "'inclusive' or 'shifted'", "'" + score + "'");
   return score == "shifted";
 }
 
 void check_policy(const std::string& policy) {
-  if (policy == "early_stop" || policy == "history") {
-    fail("policy", "'argmax', the only policy built so far", "'" + policy + "'");
+  if (policy != "argmax" && policy != "early_stop" && policy != "history") {
+    fail("policy", "'argmax', 'early_stop' or 'history'", "'" + policy + "'");
   }
-  if (policy != "argmax") fail("policy", "'argmax', 'early_stop' or 'history'", "'" + policy + "'");
 }
 
-void check_not_built(const Tensor& t, const char* name) {
-  if (t) fail(name, "None, since it is not built yet", "a tensor");
+void check_calibration(const Tensor& calibration, int64_t width, Device device) {
+  check_optional(calibration, "calibration", Types::kInt32, {width, kCalibrationCells + 1}, device);
+}
+
+void check_envelope(const Tensor& envelope, const Tensor& budgets, const std::string& policy, Device device) {
+  if (policy != "early_stop") {
+    if (envelope) fail("envelope", "None without policy 'early_stop'", "a tensor");
+    return;
+  }
+  if (!envelope) fail("envelope", "a tensor with policy 'early_stop'", "None");
+  const int64_t buckets = budgets.sizes[budgets.dim - 1];
+  if (envelope.dim == 2) return check(envelope, "envelope", Types::kInt32, {buckets, 2}, device);
+  if (envelope.dim != 3) fail("envelope", "shape [R, 2] or [M, R, 2]", shape(envelope));
+  if (envelope.sizes[0] < 1) fail("envelope", "at least one row", shape(envelope));
+  check(envelope, "envelope", Types::kInt32, {budgets.dim == 2 ? budgets.sizes[0] : kAny, buckets, 2}, device);
+}
+
+void check_history(const std::string& policy, const Tensor& budget, const Tensor& next_budget,
+                   const Tensor& host_budget, Device device) {
+  check_optional(budget, "budget", Types::kInt32, {1}, device);
+  if (policy == "history" && !budget) fail("budget", "a value with policy 'history'", "None");
+  if (policy == "history" && !next_budget) fail("next_budget", "a tensor with policy 'history'", "None");
+  check_optional(next_budget, "next_budget", Types::kInt32, {2}, device);
+  if (host_budget && !next_budget) fail("host_budget", "None without next_budget", "a tensor");
+  check_optional(host_budget, "host_budget", Types::kInt64, {1}, {aoti_torch_device_type_cpu(), -1});
 }
 
 void check_pad_token(int64_t value, bool ids_64) {

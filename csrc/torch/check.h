@@ -34,15 +34,20 @@ FloatType float_type(const Tensor& t);
 bool is_int64(const Tensor& t);
 int32_t int32_dtype();
 int32_t int64_dtype();
+int32_t float32_dtype();
 
 void check_draft_len(const char* name, int64_t size);
 void check_size_limits(const char* name, int64_t batch, int64_t slots, int64_t width, Limits limits);
 int64_t check_budgets(const Tensor& budgets, Device device);  // returns R
 void check_costs(const Tensor& costs, const Tensor& budgets, Device device);
 void check_paging(const Tensor& block_table, int64_t block_size, int64_t batch, Device device);
+int64_t check_vocab(const char* name, const Tensor& logits);  // returns V of [B, D, V]
 bool is_shifted(const std::string& score);
 void check_policy(const std::string& policy);
-void check_not_built(const Tensor& t, const char* name);
+void check_calibration(const Tensor& calibration, int64_t width, Device device);
+void check_envelope(const Tensor& envelope, const Tensor& budgets, const std::string& policy, Device device);
+void check_history(const std::string& policy, const Tensor& budget, const Tensor& next_budget,
+                   const Tensor& host_budget, Device device);
 void check_pad_token(int64_t value, bool ids_64);
 
 struct Capacity {

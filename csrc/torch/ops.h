@@ -38,13 +38,15 @@ void select_and_pack(StableIValue* stack, uint64_t, uint64_t) {
   options.check_all(tokens.batch, device);
   check_paging(tokens.block_table, tokens.block_size, tokens.batch, device);
   const bool shifted = is_shifted(score);
-  check_policy(policy_name);
-  policy.check_all(device);
+  policy.check_all(policy_name, device);
+  Kernels::check_pinned(policy.host_budget);
+  check_calibration(policy.calibration, tokens.width, device);
   const int64_t size = prepare(results, given, tokens, capacity, buckets, static_cast<bool>(options.base_lens), device);
 
-  Kernels::select_and_pack(device, options.rows(tokens.batch, tokens.slots, tokens.width, size),
-                           Scores{confidence.data, nullptr, float_type(confidence), log, shifted},
-                           policy.tables(buckets), tokens.tokens(), results.packed(), results.decision());
+  Kernels::select_and_pack(
+      device, options.rows(tokens.batch, tokens.slots, tokens.width, size),
+      Scores{confidence.data, nullptr, policy.calibration.as<int32_t>(), float_type(confidence), log, shifted},
+      policy.tables(buckets), tokens.tokens(), results.packed(), policy.decision(results.decision(), results.gains()));
   if (!given) results.give(stack);
 }
 
@@ -67,11 +69,13 @@ void log_prefix_sum(StableIValue* stack, uint64_t, uint64_t) {
   const int64_t batch = options.row_index ? options.row_index.sizes[0] : slots;
   check_size_limits("confidence", batch, slots, width, Kernels::kLimits);
   const bool shifted = is_shifted(score);
-  check_not_built(calibration, "calibration");
+  check_calibration(calibration, width, device);
 
   Tensor prefix = allocate({batch, width}, int32_dtype(), device);
-  Kernels::log_prefix_sum(device, options.rows(batch, slots, width, kInt32Max),
-                          Scores{confidence.data, nullptr, float_type(confidence), log, shifted}, prefix.as<int32_t>());
+  Kernels::log_prefix_sum(
+      device, options.rows(batch, slots, width, kInt32Max),
+      Scores{confidence.data, nullptr, calibration.as<int32_t>(), float_type(confidence), log, shifted},
+      prefix.as<int32_t>());
   stack[0] = torch::stable::detail::from(prefix.release());
 }
 
@@ -103,7 +107,7 @@ struct Ranked {
   }
 
   Rows rows() const { return options.rows(batch, batch, width, size); }
-  Scores scores() const { return {nullptr, prefix.as<int32_t>(), FloatType::kFloat32, false, false}; }
+  Scores scores() const { return {nullptr, prefix.as<int32_t>(), nullptr, FloatType::kFloat32, false, false}; }
 };
 
 template <class Kernels>
@@ -130,12 +134,12 @@ void bucket_argmax(StableIValue* stack, uint64_t, uint64_t) {
   ranked.policy.read(in, false);
   ranked.capacity = read_capacity(in);
   ranked.check_all(Kernels::kLimits);
-  check_policy(policy_name);
-  ranked.policy.check_all(ranked.device);
+  ranked.policy.check_all(policy_name, ranked.device);
+  Kernels::check_pinned(ranked.policy.host_budget);
   Tensor decision = allocate({4}, int32_dtype(), ranked.device);
   Tensor gains = allocate({ranked.buckets}, int64_dtype(), ranked.device);
   Kernels::bucket_argmax(ranked.device, ranked.rows(), ranked.scores(), ranked.policy.tables(ranked.buckets),
-                         Decision{decision.as<int32_t>(), gains.as<int64_t>()});
+                         ranked.policy.decision(decision, gains));
   stack[0] = torch::stable::detail::from(decision.release());
   stack[1] = torch::stable::detail::from(gains.release());
 }
@@ -162,7 +166,8 @@ void pack_prefixes(StableIValue* stack, uint64_t, uint64_t) {
   check_paging(tokens.block_table, tokens.block_size, tokens.batch, device);
   const int64_t size = prepare(results, false, tokens, capacity, 0, static_cast<bool>(options.base_lens), device);
   Kernels::pack_prefixes(device, options.rows(tokens.batch, tokens.slots, tokens.width, size), keep_lens.as<int32_t>(),
-                         tokens.tokens(), results.packed(), results.decision());
+                         tokens.tokens(), results.packed(),
+                         Decision{results.decision().as<int32_t>(), nullptr, nullptr, nullptr});
   results.give(stack);
 }
 

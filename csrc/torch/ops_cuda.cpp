@@ -33,6 +33,15 @@ void run(Function function, Device device, const Args&... args) {
 struct CudaKernels {
   static constexpr Limits kLimits = Limits::kOneLaunch;
 
+  static void check_pinned(const Tensor& host_budget) {
+    if (!host_budget) return;
+    cudaPointerAttributes attributes = {};
+    const cudaError_t error = cudaPointerGetAttributes(&attributes, host_budget.data);
+    if (error != cudaSuccess || attributes.type != cudaMemoryTypeHost) {
+      fail("host_budget", "a tensor in pinned memory", "one in pageable memory");
+    }
+  }
+
   template <class... Args>
   static void select_and_pack(Device device, const Args&... args) {
     run(gpu::launch_select_and_pack, device, args...);

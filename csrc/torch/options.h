@@ -1,6 +1,8 @@
 // What operators have in common: groups of their arguments, read, checked and turned into the parameter structs.
 #pragma once
 
+#include <algorithm>
+
 #include "check.h"
 #include "dcut/order.h"
 
@@ -9,7 +11,10 @@ namespace dcut::binding {
 constexpr Types kI32 = Types::kInt32;
 
 inline Tensor allocate(std::initializer_list<int64_t> dims, int32_t dtype, Device device) {
-  int64_t strides[2] = {dims.size() == 2 ? dims.begin()[1] : 1, 1};
+  int64_t strides[3] = {}, stride = 1;
+  for (size_t j = dims.size(); j-- > 0; stride *= std::max<int64_t>(dims.begin()[j], 1)) {
+    strides[j] = stride;
+  }
   AtenTensorHandle handle = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(dims.size()), dims.begin(), strides,
                                                          dtype, device.type, device.index, &handle));
@@ -54,22 +59,33 @@ struct BudgetOptions {
     count_bonus = in.boolean();
   }
 
-  void check_all(Device device) const {
-    check_optional(budget, "budget", kI32, {1}, device);
-    check_not_built(calibration, "calibration");
-    check_not_built(envelope, "envelope");
-    check_not_built(next_budget, "next_budget");
-    check_not_built(host_budget, "host_budget");
+  void check_all(const std::string& policy, Device device) const {
+    check_policy(policy);
+    check_history(policy, budget, next_budget, host_budget, device);
+    check_envelope(envelope, budgets, policy, device);
   }
 
   Tables tables(int64_t buckets) const {
-    return {
-        budgets.as<int32_t>(),         costs.as<float>(), budget.as<int32_t>(), table_rows(budgets), table_rows(costs),
-        static_cast<int32_t>(buckets), count_bonus};
+    return {budgets.as<int32_t>(),
+            costs.as<float>(),
+            budget.as<int32_t>(),
+            envelope.as<int32_t>(),
+            table_rows(budgets, 1),
+            table_rows(costs, 1),
+            table_rows(envelope, 2),
+            static_cast<int32_t>(buckets),
+            count_bonus};
+  }
+
+  Decision decision(const Tensor& decision, const Tensor& gains) const {
+    return {decision.as<int32_t>(), gains.as<int64_t>(), next_budget.as<int32_t>(), host_budget.as<int64_t>()};
   }
 
  private:
-  static int32_t table_rows(const Tensor& t) { return t.dim == 2 ? static_cast<int32_t>(t.sizes[0]) : 1; }
+  // `dims`: of the table of one batch.
+  static int32_t table_rows(const Tensor& t, int64_t dims) {
+    return t.dim > dims ? static_cast<int32_t>(t.sizes[0]) : 1;
+  }
 };
 
 struct TokenOptions {
@@ -151,7 +167,8 @@ struct Results {
             t[5].as<int32_t>(), t[6].as<int64_t>(), t[7].as<int32_t>(), t[8].as<int32_t>(), fresh};
   }
 
-  Decision decision() const { return {t[9].as<int32_t>(), t[10].as<int64_t>()}; }
+  const Tensor& decision() const { return t[9]; }
+  const Tensor& gains() const { return t[10]; }
 };
 
 inline Capacity read_capacity(Reader& in) {

@@ -85,7 +85,7 @@ class CupyKernels:
         _launch(
             SELECT[plan.storage], plan, device, _params.rows(args, sizes), _params.scores(args),
             _params.tables(args, sizes), _params.tokens(args), _params.packed(out, fresh),
-            _params.decision(out["decision"], out["gains"]),
+            _params.decision(args, out["decision"], out["gains"]),
         )  # fmt: skip
 
     def log_prefix_sum(self, args: Args, sizes: Sizes, prefix: Tensor) -> None:
@@ -100,12 +100,12 @@ class CupyKernels:
     def bucket_argmax(self, args: Args, sizes: Sizes, decision: Tensor, gains: Tensor) -> None:
         plan = make_plan("bucket_argmax", sizes)
         rows, tables = _params.rows(args, sizes), _params.tables(args, sizes)
-        written = _params.decision(decision, gains)
+        written = _params.decision(args, decision, gains)
         _launch(ARGMAX, plan, decision.device, rows, _params.scores(args), tables, written)
 
     def pack_prefixes(self, args: Args, sizes: Sizes, out: dict[str, Tensor]) -> None:
         plan, keep_lens = make_plan("pack_prefixes", sizes), args["keep_lens"]
         _launch(
             PACK, plan, keep_lens.device, _params.rows(args, sizes), keep_lens, _params.tokens(args),
-            _params.packed(out, True), _params.decision(out["decision"], out["gains"]),
+            _params.packed(out, True), _params.decision(args, out["decision"], out["gains"]),
         )  # fmt: skip

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from triton.language.standard import _elementwise_min
 
-from .order import INFINITY, INT32_MAX, clamp
+from .order import INFINITY, INT32_MAX, clamp, stops
 from .select import add, count_step, count_tile, gain, highest, read_tile, search
 
 NOT_LISTED = tl.constexpr(1 << 40)  # above every budget
@@ -23,12 +23,26 @@ def to_int32(tokens):
 
 
 @triton.jit
+def is_enabled(cost, budget):
+    bits = cost.to(tl.int32, bitcast=True)
+    return (budget > 0) & (bits > 0) & (bits < INFINITY)
+
+
+@triton.jit
 def utilities(gains, cost, budget):
     """Gain per cost as the bits of a float64, which order like the values; -1 for buckets that are disabled."""
-    bits = cost.to(tl.int32, bitcast=True)
-    enabled = (budget > 0) & (bits > 0) & (bits < INFINITY)
+    enabled = is_enabled(cost, budget)
     quotient = gains.to(tl.float64) / tl.where(enabled, cost, 1.0).to(tl.float64)
     return tl.where(enabled, quotient.to(tl.int64, bitcast=True), -1)
+
+
+@triton.jit
+def early_utilities(gains, more, envelope, mask, cost, budget, lowest):
+    """The smallest budget that stops has the largest of these, without any the largest; -1 for what is disabled."""
+    height, slope = tl.load(envelope, mask=mask, other=0), tl.load(envelope + 1, mask=mask, other=0)
+    stop = (budget >= lowest) & stops(gains, more - gains, height, slope)
+    wide = budget.to(tl.int64)
+    return tl.where(is_enabled(cost, budget), tl.where(stop, (1 << 33) - wide, wide), -1)
 
 
 @triton.jit
@@ -39,13 +53,25 @@ def bounds(mandatory, candidates, base, active, capacity):
 
 
 @triton.jit
-def decide(scores, options, sizes, tables, capacity, COUNT_BONUS: tl.constexpr, ONE: tl.constexpr,
+def write_next(next_budget, host_budget, budget):
+    """What the next step is to use: the budget and a count of the steps, as one word too."""
+    if tl.program_id(0) == 0:
+        count = (tl.load(next_budget + 1).to(tl.int64) + 1) & 0xFFFFFFFF
+        tl.store(next_budget, budget.to(tl.int32))
+        tl.store(next_budget + 1, count.to(tl.int32))
+        if host_budget is not None:
+            tl.store(host_budget, (count << 32) | budget)
+
+
+@triton.jit
+def decide(scores, options, sizes, tables, policy, capacity, COUNT_BONUS: tl.constexpr, ONE: tl.constexpr,
            ROWS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Write decision and gains; return the limit, the ties at it, the tokens of the step, and the rank tile.
 
     Every program of a launch decides, and takes the same decision; the first one writes it.
     """
-    budgets, costs, budget, budget_rows, cost_rows, buckets, decision, gains = tables
+    budgets, costs, budget_rows, cost_rows, envelope_rows, buckets, decision, gains = tables
+    budget, envelope, next_budget, host_budget = policy
     active = sizes[0]
     rank = active  # read anew, tile by tile, unless one holds all
     if ONE:
@@ -57,6 +83,9 @@ def decide(scores, options, sizes, tables, capacity, COUNT_BONUS: tl.constexpr, 
     least = (lowest - prompt).to(tl.int32)
     raw_row = table_row(budgets, budget_rows, buckets, active)
     cost_row = table_row(costs, cost_rows, buckets, active)
+    envelope_row = costs
+    if envelope is not None:
+        envelope_row = table_row(envelope, envelope_rows, 2 * buckets, active)
 
     total = most
     if budget is not None:
@@ -79,8 +108,16 @@ def decide(scores, options, sizes, tables, capacity, COUNT_BONUS: tl.constexpr, 
         if budget is not None:
             holds = tl.where((raw >= total) & (r < buckets), raw.to(tl.int64), NOT_LISTED)
             padded = tl.minimum(padded, tl.reduce(holds, 0, _elementwise_min))
-        else:
-            u = utilities(g, cost, raw)
+        if budget is None or next_budget is not None:
+            if envelope is not None:
+                one_more = tl.minimum(wanted + 1, (most - prompt).to(tl.int32))
+                low_more, found = search(rank, scores, options, sizes, one_more, least, ONE, ROWS, WIDTH)
+                ties_more = (one_more - found).to(tl.int64)
+                more = gain(rank, scores, options, sizes, low_more, ties_more, tl.minimum(chunk, 0), COUNT_BONUS, ONE,
+                            ROWS, WIDTH)  # fmt: skip
+                u = early_utilities(g, more, envelope_row + 2 * r, r < buckets, cost, raw, lowest)
+            else:
+                u = utilities(g, cost, raw)
             top = highest(u, 0)
             first = tl.reduce(tl.where(u == top, r, INT32_MAX), 0, _elementwise_min)
             here = add(tl.where(r == first, (ties << 32) + low, 0), 0)
@@ -89,7 +126,11 @@ def decide(scores, options, sizes, tables, capacity, COUNT_BONUS: tl.constexpr, 
             worth = tl.maximum(worth, top)
         chunk += CHUNK
 
-    raw = tl.load(raw_row + best, mask=best >= 0, other=0).to(tl.int64)
+    raw = tl.load(raw_row + best, mask=best >= 0, other=INT32_MAX).to(tl.int64)
+    if next_budget is not None:
+        write_next(next_budget, host_budget, raw)
+    if budget is not None:
+        best = tl.full([], -1, tl.int32)
     if best >= 0:
         total = clamp(raw, lowest, most)
         padded = tl.maximum(total, raw)

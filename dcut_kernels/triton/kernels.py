@@ -16,36 +16,37 @@ from .select import add, count_active, count_step, count_tile, read_rows, read_t
 
 # Not specialized on: neither on the values of sizes nor on the alignment of tensors.
 SIZES = [
-    "batch", "slots", "draft_len", "buckets", "capacity", "budget_rows", "cost_rows", "max_blocks", "block_size",
-    "pad_token", "share",
+    "batch", "slots", "draft_len", "buckets", "capacity", "budget_rows", "cost_rows", "envelope_rows", "max_blocks",
+    "block_size", "pad_token", "share",
 ]  # fmt: skip
 TENSORS = [
-    "confidence", "prefix", "keep", "draft_ids", "bonus_ids", "seq_lens", "budgets", "costs", "budget", "draft_lens",
-    "min_keep", "max_keep", "weight", "row_index", "base_lens", "num_reqs", "block_table", "keep_lens", "cu_seqlens",
-    "kv_lens", "token_ids", "positions", "request_ids", "slot_mapping", "draft_index", "logits_indices", "decision",
-    "gains",
+    "confidence", "calibration", "prefix", "keep", "draft_ids", "bonus_ids", "seq_lens", "budgets", "costs", "budget",
+    "envelope", "next_budget", "host_budget", "draft_lens", "min_keep", "max_keep", "weight", "row_index", "base_lens",
+    "num_reqs", "block_table", "keep_lens", "cu_seqlens", "kv_lens", "token_ids", "positions", "request_ids",
+    "slot_mapping", "draft_index", "logits_indices", "decision", "gains",
 ]  # fmt: skip
 kernel = triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=TENSORS)
 
 
 @kernel
 def select_and_pack(
-    confidence, draft_ids, bonus_ids, seq_lens, budgets, costs, budget,
+    confidence, calibration, draft_ids, bonus_ids, seq_lens, budgets, costs, budget, envelope, next_budget, host_budget,
     draft_lens, min_keep, max_keep, weight, row_index, base_lens, num_reqs, block_table,
     keep_lens, cu_seqlens, kv_lens, token_ids, positions, request_ids, slot_mapping, draft_index, logits_indices,
     decision, gains,
-    batch, slots, draft_len, buckets, capacity, budget_rows, cost_rows, max_blocks, block_size,
+    batch, slots, draft_len, buckets, capacity, budget_rows, cost_rows, envelope_rows, max_blocks, block_size,
     pad_token: tl.int64, share,
     SHIFTED: tl.constexpr, LOG: tl.constexpr, COUNT_BONUS: tl.constexpr, FRESH: tl.constexpr,
     ONE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     active = count_active(num_reqs, batch)
     options = (draft_lens, min_keep, max_keep, weight, row_index, base_lens)
-    scores = (confidence, None, SHIFTED, LOG)
+    scores = (confidence, calibration, None, SHIFTED, LOG)
     sizes = (active, slots, draft_len)
-    tables = (budgets, costs, budget, budget_rows, cost_rows, buckets, decision, gains)
+    tables = (budgets, costs, budget_rows, cost_rows, envelope_rows, buckets, decision, gains)
+    policy = (budget, envelope, next_budget, host_budget)
     low, left, total, verified, rank = decide(
-        scores, options, sizes, tables, capacity, COUNT_BONUS, ONE, ROWS, WIDTH, CHUNK
+        scores, options, sizes, tables, policy, capacity, COUNT_BONUS, ONE, ROWS, WIDTH, CHUNK
     )
     tokens = (draft_ids, bonus_ids, seq_lens, block_table, max_blocks, block_size, pad_token)
     rows = (keep_lens, cu_seqlens, kv_lens)
@@ -73,13 +74,13 @@ def select_and_pack(
 
 @kernel
 def log_prefix_sum(
-    confidence, prefix, row_index, batch, slots, draft_len,
+    confidence, calibration, prefix, row_index, batch, slots, draft_len,
     SHIFTED: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     options = (None, None, None, None, row_index, None)
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slot, drafts, _floor, _base = read_rows(options, i, batch, slots, draft_len)
-    sums = sum_confidences(confidence, slot, drafts, draft_len, SHIFTED, LOG, WIDTH)
+    sums = sum_confidences(confidence, calibration, slot, drafts, draft_len, SHIFTED, LOG, WIDTH)
     k = tl.arange(0, WIDTH)[None, :]
     sums = tl.where(drafts[:, None] > 0, sums, -1)
     mask = (i < batch)[:, None] & (k > 0) & (k <= draft_len)
@@ -95,7 +96,7 @@ def segmented_topk(
     """One program for each bucket."""
     active = count_active(num_reqs, batch)
     options = (draft_lens, min_keep, max_keep, weight, None, base_lens)
-    scores = (None, prefix, False, False)
+    scores = (None, None, prefix, False, False)
     sizes = (active, batch, draft_len)
     rank = active  # read anew, tile by tile, unless one holds all
     if ONE:
@@ -123,15 +124,16 @@ def segmented_topk(
 
 @kernel
 def bucket_argmax(
-    prefix, budgets, costs, budget, draft_lens, min_keep, max_keep, weight, base_lens, num_reqs, decision, gains,
-    batch, draft_len, buckets, capacity, budget_rows, cost_rows,
+    prefix, budgets, costs, budget, envelope, next_budget, host_budget, draft_lens, min_keep, max_keep, weight,
+    base_lens, num_reqs, decision, gains, batch, draft_len, buckets, capacity, budget_rows, cost_rows, envelope_rows,
     COUNT_BONUS: tl.constexpr, ONE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     active = count_active(num_reqs, batch)
     options = (draft_lens, min_keep, max_keep, weight, None, base_lens)
-    tables = (budgets, costs, budget, budget_rows, cost_rows, buckets, decision, gains)
-    scores = (None, prefix, False, False)
-    decide(scores, options, (active, batch, draft_len), tables, capacity, COUNT_BONUS, ONE, ROWS, WIDTH, CHUNK)
+    tables = (budgets, costs, budget_rows, cost_rows, envelope_rows, buckets, decision, gains)
+    policy = (budget, envelope, next_budget, host_budget)
+    scores = (None, None, prefix, False, False)
+    decide(scores, options, (active, batch, draft_len), tables, policy, capacity, COUNT_BONUS, ONE, ROWS, WIDTH, CHUNK)
 
 
 @kernel

@@ -113,13 +113,24 @@ def run(launch: Launch, device: torch.device) -> None:
         kernel[(launch.programs,)](**launch.arguments, num_warps=launch.warps, enable_fp_fusion=False)
 
 
-def _rows_of(table: Tensor) -> int:
-    return table.shape[0] if table.dim() == 2 else 1
+def _rows_of(table: Tensor | None, dims: int = 1) -> int:
+    return table.shape[0] if table is not None and table.dim() > dims else 1
 
 
-def _tables(args: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    tables = {name: args[name] for name in names}
-    return tables | {f"{name.removesuffix('s')}_rows": _rows_of(args[name]) for name in names if name != "budget"}
+def _tables(args: dict[str, Any]) -> dict[str, Any]:
+    names = ("budgets", "costs", "budget", "envelope", "next_budget", "host_budget")
+    return {name: args[name] for name in names} | {
+        "budget_rows": _rows_of(args["budgets"]),
+        "cost_rows": _rows_of(args["costs"]),
+        "envelope_rows": _rows_of(args["envelope"], 2),
+    }
+
+
+def _overlap(budget: Tensor | None, next_budget: Tensor | None) -> bool:
+    """Whether a program could write the next budget before another one has read this one's."""
+    if budget is None or next_budget is None:
+        return False
+    return 0 <= budget.data_ptr() - next_budget.data_ptr() < 8
 
 
 def _paging(args: dict[str, Any]) -> dict[str, Any]:
@@ -136,8 +147,12 @@ def fused(args: dict[str, Any], sizes: Sizes, out: dict[str, Tensor], fresh: boo
     """The launch of the fused operator."""
     tiles = Tiles.of(sizes.batch, sizes.draft_len)
     programs, share = tiles.share(sizes.batch, args["draft_ids"].device)
-    arguments = {name: args[name] for name in ("confidence", "draft_ids", "bonus_ids", "seq_lens", *ROW_OPTIONS)}
-    arguments |= _tables(args, ("budgets", "costs", "budget")) | _paging(args) | {name: out[name] for name in OUTPUTS}
+    if _overlap(args["budget"], args["next_budget"]):
+        programs, share = 1, max(sizes.batch, 1)
+    arguments = {
+        name: args[name] for name in ("confidence", "calibration", "draft_ids", "bonus_ids", "seq_lens", *ROW_OPTIONS)
+    }
+    arguments |= _tables(args) | _paging(args) | {name: out[name] for name in OUTPUTS}
     arguments |= {name: getattr(sizes, name) for name in ("batch", "slots", "draft_len", "buckets", "capacity")}
     arguments |= {"row_index": args["row_index"], "share": share}
     arguments |= {"SHIFTED": args["score"] == "shifted", "LOG": args["log_confidence"], "FRESH": fresh}
@@ -150,29 +165,30 @@ def prefixes(args: dict[str, Any], sizes: Sizes, prefix: Tensor) -> Launch:
     """The launch of the first part."""
     width = max(2, power_of_two(sizes.draft_len + 1))
     rows = max(2, min(power_of_two(sizes.batch), PACK_TILE // width))
-    arguments = {name: args[name] for name in ("confidence", "row_index")} | {"prefix": prefix}
+    arguments = {name: args[name] for name in ("confidence", "calibration", "row_index")} | {"prefix": prefix}
     arguments |= {name: getattr(sizes, name) for name in ("batch", "slots", "draft_len")}
     arguments |= {"SHIFTED": args["score"] == "shifted", "LOG": args["log_confidence"], "ROWS": rows, "WIDTH": width}
     return Launch("log_prefix_sum", -(-sizes.batch // rows), arguments, _warps(rows * width))
 
 
-def _ranked(args: dict[str, Any], sizes: Sizes, names: tuple[str, ...]) -> tuple[dict[str, Any], Tiles]:
+def _ranked(args: dict[str, Any], sizes: Sizes) -> tuple[dict[str, Any], Tiles]:
     tiles = Tiles.of(sizes.batch, sizes.draft_len)
-    arguments = {name: args[name] for name in ("prefix", *ROW_OPTIONS)} | _tables(args, names)
+    arguments = {name: args[name] for name in ("prefix", *ROW_OPTIONS)}
     arguments |= {name: getattr(sizes, name) for name in ("batch", "draft_len", "buckets", "capacity")}
     return arguments | {"ONE": tiles.one, "ROWS": tiles.rows, "WIDTH": tiles.width}, tiles
 
 
 def depths(args: dict[str, Any], sizes: Sizes, keep: Tensor) -> Launch:
     """The launch of the second part: one program for each bucket."""
-    arguments, tiles = _ranked(args, sizes, ("budgets",))
+    arguments, tiles = _ranked(args, sizes)
+    arguments |= {"budgets": args["budgets"], "budget_rows": _rows_of(args["budgets"])}
     return Launch("segmented_topk", sizes.buckets, arguments | {"keep": keep, "PACK": tiles.pack}, tiles.warps)
 
 
 def decision_of(args: dict[str, Any], sizes: Sizes, decision: Tensor, gains: Tensor) -> Launch:
     """The launch of the third part."""
-    arguments, tiles = _ranked(args, sizes, ("budgets", "costs", "budget"))
-    arguments |= {"decision": decision, "gains": gains, "COUNT_BONUS": args["count_bonus"]}
+    arguments, tiles = _ranked(args, sizes)
+    arguments |= _tables(args) | {"decision": decision, "gains": gains, "COUNT_BONUS": args["count_bonus"]}
     return Launch("bucket_argmax", 1, arguments | {"CHUNK": tiles.chunk(sizes.buckets)}, tiles.warps)
 
 

@@ -12,6 +12,7 @@ Q_MAX = tl.constexpr((1 << 26) - 1)  # a score of 0, and where prefix sums satur
 WEIGHT_SPAN = tl.constexpr(1 << 23)
 ZERO = tl.constexpr(56 * (1 << 20) - 1)  # scores below 2^-56 count as 0 and tie
 INT32_MAX = tl.constexpr(2**31 - 1)
+CALIBRATION_CELLS = tl.constexpr(64)
 INFINITY = tl.constexpr(0x7F800000)  # as float32 bits
 LOG2_E = tl.constexpr(3098164009)  # Q31
 
@@ -62,6 +63,18 @@ def q_of_log_confidence(bits):
 
 
 @triton.jit
+def calibrate(q, table, mask):
+    """Look q up in the table at `table`, one for each draft position; linear between entries, of slope 1 beyond."""
+    cell = tl.minimum(q >> 17, CALIBRATION_CELLS)
+    low = clamp(tl.load(table + cell, mask=mask, other=0), 0, Q_MAX)
+    beyond = q - (cell << 17)
+    inside = cell < CALIBRATION_CELLS
+    rise = clamp(tl.load(table + cell + 1, mask=mask & inside, other=0), 0, Q_MAX) - low
+    between = ((rise.to(tl.int64) * beyond) >> 17).to(tl.int32)
+    return tl.where(q < Q_MAX, tl.minimum(low + tl.where(inside, between, beyond), Q_MAX), Q_MAX)
+
+
+@triton.jit
 def w_of_weight(bits):
     """Bits of weights to -log2(weight): NaN counts as 1, weights are clamped to [2^-8, 2^8]."""
     w = clamp(neg_log2(bits), -WEIGHT_SPAN, WEIGHT_SPAN)
@@ -107,6 +120,15 @@ def score_of(key):
     value = t - w + (((w >> 17) * rho) >> 19)
     shift = tl.minimum(13 + (key >> 20), 63).to(tl.uint64)
     return (((value >> shift) + 1) >> 1).to(tl.int64)
+
+
+@triton.jit
+def stops(gain, next_score, height, slope):
+    """Whether next_score * height <= gain * slope, exactly; factors of 63 and 31 bits."""
+    height, slope = tl.maximum(height, 0).to(tl.int64), tl.maximum(slope, 0).to(tl.int64)
+    low_cost, low_worth = (next_score & 0xFFFFFFFF) * height, (gain & 0xFFFFFFFF) * slope
+    cost, worth = (next_score >> 32) * height + (low_cost >> 32), (gain >> 32) * slope + (low_worth >> 32)
+    return (cost < worth) | ((cost == worth) & ((low_cost & 0xFFFFFFFF) <= (low_worth & 0xFFFFFFFF)))
 
 
 @triton.jit

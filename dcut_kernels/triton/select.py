@@ -9,8 +9,10 @@ import triton.language as tl
 from triton.language.standard import _elementwise_max, _sum_combine
 
 from .order import (
+    CALIBRATION_CELLS,
     INT32_MAX,
     Q_MAX,
+    calibrate,
     clamp,
     float32_bits,
     key_of,
@@ -77,13 +79,16 @@ def read_rows(options, i, active, slots, draft_len):
 
 
 @triton.jit
-def sum_confidences(confidence, slot, drafts, draft_len, SHIFTED: tl.constexpr, LOG: tl.constexpr, WIDTH: tl.constexpr):
+def sum_confidences(confidence, calibration, slot, drafts, draft_len, SHIFTED: tl.constexpr, LOG: tl.constexpr,
+                    WIDTH: tl.constexpr):  # fmt: skip
     """Prefix sums [ROWS, WIDTH] of the first `drafts` positions of each row."""
     k = tl.arange(0, WIDTH)[None, :]
     first: tl.constexpr = 2 if SHIFTED else 1  # the first column that a confidence ranks
     mask = (k >= first) & (k <= drafts[:, None])
     bits = float32_bits(tl.load(confidence + (slot[:, None] * draft_len + (k - first)), mask=mask, other=1.0))
     q = q_of_log_confidence(bits) if LOG else q_of_confidence(bits)
+    if calibration is not None:
+        q = calibrate(q, calibration + (k - first) * (CALIBRATION_CELLS + 1), mask)
     q = tl.where(mask, q, 0).to(tl.uint32)  # 63 of them fit uint32
     return tl.minimum(scan(q, 1), Q_MAX).to(tl.int32)
 
@@ -111,7 +116,7 @@ def read_tile(scores, options, first, sizes, ROWS: tl.constexpr, WIDTH: tl.const
 
     The rank is the key where a position competes, below 0 where it is verified whatever its score, NEVER elsewhere.
     """
-    confidence, prefix, SHIFTED, LOG = scores
+    confidence, calibration, prefix, SHIFTED, LOG = scores
     active, slots, draft_len = sizes
     weight = options[3]
     i = first + tl.arange(0, ROWS)
@@ -120,7 +125,7 @@ def read_tile(scores, options, first, sizes, ROWS: tl.constexpr, WIDTH: tl.const
         sums, drafts = repair_prefixes(prefix, i, drafts, draft_len, WIDTH)
         floor = tl.minimum(floor, drafts)
     else:
-        sums = sum_confidences(confidence, slot, drafts, draft_len, SHIFTED, LOG, WIDTH)
+        sums = sum_confidences(confidence, calibration, slot, drafts, draft_len, SHIFTED, LOG, WIDTH)
     w = tl.full([ROWS], 0, tl.int32)
     if weight is not None:
         w = w_of_weight(tl.load(weight + i, mask=i < active, other=1.0).to(tl.int32, bitcast=True))
@@ -141,7 +146,7 @@ def count_tile(drafts, floor, base):
 @triton.jit
 def count_step(scores, options, sizes, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The same of all rows, tile by tile."""
-    prefix = scores[1]
+    prefix = scores[2]
     active, slots, draft_len = sizes
     mandatory, candidates, tokens = (tl.full([], 0, tl.int64), tl.full([], 0, tl.int64), tl.full([], 0, tl.int64))
     first = 0

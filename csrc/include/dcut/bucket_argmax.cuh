@@ -81,12 +81,37 @@ __device__ inline int64_t total_gain(const Group& group, const Fixed& fixed, con
   return total;
 }
 
-// Eq. 5, by one warp: lets `n` buckets, the first of which is `first`, compete with the choice so far.  `gain`: of
-// bucket first + lane.
-__device__ inline void argmax(const Buckets& buckets, const Target* targets, int64_t gain, int32_t first, int32_t n,
-                              Choice& choice) {
-  const int32_t r = first + lane();
-  double best = lane() < n && enabled(buckets.budgets[r], buckets.costs[r]) ? utility(gain, buckets.costs[r]) : -1.0;
+// Which targets are searched: every bucket, and for early stop behind each of them the same with one token more, whose
+// gain is larger by the score of that token.  The last target is the given budget, or all that fits.
+struct Queue {
+  int32_t shift;  // 1 for early stop, else 0
+  int32_t count;  // targets of buckets, the last target left out
+
+  __device__ Queue(const Tables& tables)
+      : shift(tables.envelope && tables.buckets > 0 ? 1 : 0), count(tables.buckets << shift) {}
+
+  __device__ int32_t bucket(int32_t target) const { return target >> shift; }
+  __device__ bool one_more(int32_t target) const { return (target & shift) != 0; }
+};
+
+// The utility of the bucket of target first + lane, of which there are `n`; below 0 for what takes no part.
+__device__ inline double utility_of(const Tables& tables, const Buckets& buckets, const Queue& queue, int32_t first,
+                                    int32_t n, int64_t gain, int32_t lowest, int32_t active) {
+  const int64_t more = __shfl_down_sync(kAllLanes, gain, 1);
+  const int32_t target = first + lane();
+  if (lane() >= n || queue.one_more(target)) return -1.0;
+  const int32_t r = queue.bucket(target), budget = buckets.budgets[r];
+  if (!enabled(budget, buckets.costs[r])) return -1.0;
+  if (queue.shift == 0) return utility(gain, buckets.costs[r]);
+  const int32_t* envelope = table_row(tables.envelope, tables.envelope_rows, 2 * buckets.count, active) + 2 * r;
+  const bool stop = budget >= lowest && stops(gain, more - gain, __ldg(envelope), __ldg(envelope + 1));
+  return early_utility(stop, budget);
+}
+
+// The largest utility, by one warp: lets `n` targets, the first of which is `first`, compete with the choice so far.
+// `best`: the utility of target first + lane.
+__device__ inline void argmax(const Buckets& buckets, const Queue& queue, const Target* targets, double best,
+                              int32_t first, int32_t n, Choice& choice) {
   int32_t who = lane();
   for (int o = 1; o < n; o <<= 1) {  // ties to the smallest bucket
     const double other = __shfl_xor_sync(kAllLanes, best, o);
@@ -94,7 +119,8 @@ __device__ inline void argmax(const Buckets& buckets, const Target* targets, int
     if (other > best || (other == best && other_who < who)) best = other, who = other_who;
   }
   if (lane() == 0 && best > choice.utility) {
-    choice.utility = best, choice.bucket = first + who;
+    choice.utility = best, choice.bucket = queue.bucket(first + who);
+    choice.next = buckets.budgets[choice.bucket];
     choice.threshold = targets[who].threshold, choice.ties = targets[who].ties;
   }
 }

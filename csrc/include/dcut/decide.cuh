@@ -33,7 +33,7 @@ struct Block {
       }
       fixed.exp2_t[thread] = t, fixed.exp2_s[thread] = s;
     }
-    if (thread == 0) fixed.choice = {-1.0, 0, 0, -1, 0, 0};
+    if (thread == 0) fixed.choice = {-1.0, 0, 0, -1, 0, 0, kInt32Max};
   }
 
   __device__ void clear_counts() const { clear(counts.own, (counts.stride > 0 ? 2 : 1) * at_once * kDigitSize * 4); }
@@ -59,9 +59,13 @@ struct Block {
         at_once(plan.targets) {}
 };
 
-// Tokens of the step under target `r`: a bucket, or after the last one the given budget or all that fits.
-__device__ inline int32_t target_total(const Block& block, const Tables& tables, const Totals& totals, int32_t r) {
-  if (r < tables.buckets) return totals.clamp_budget(block.buckets.budgets[r]);
+// Tokens of the step under target `t`.
+__device__ inline int32_t target_total(const Block& block, const Tables& tables, const Queue& queue,
+                                       const Totals& totals, int32_t t) {
+  if (t < queue.count) {
+    const int32_t total = totals.clamp_budget(block.buckets.budgets[queue.bucket(t)]);
+    return queue.one_more(t) && total < totals.highest ? total + 1 : total;
+  }
   return tables.budget ? totals.clamp_budget(__ldg(tables.budget)) : totals.highest;
 }
 
@@ -84,11 +88,12 @@ __device__ inline void prepare(RanksT& ranks, const Block& block, const Group& g
 // Finds the thresholds of targets 0..last, as many at once as fit, and calls visit(first, n) for each lot of them.
 template <class RanksT, class Visit>
 __device__ inline void select_all(RanksT& ranks, const Block& block, const Group& group, const Tables& tables,
-                                  const Totals& totals, int32_t last, Visit visit) {
-  for (int32_t first = 0; first <= last; first += block.at_once) {
-    const int32_t n = min(block.at_once, last + 1 - first);
+                                  const Queue& queue, const Totals& totals, int32_t last, Visit visit) {
+  const int32_t at_once = block.at_once & ~queue.shift;  // a bucket and one token more stay together
+  for (int32_t first = 0; first <= last; first += at_once) {
+    const int32_t n = min(at_once, last + 1 - first);
     select(ranks, group, block.all, block.targets, block.counts, n, [&](int32_t t) {
-      return static_cast<uint32_t>(target_total(block, tables, totals, first + t) - totals.lowest);
+      return static_cast<uint32_t>(target_total(block, tables, queue, totals, first + t) - totals.lowest);
     });
     visit(first, n);
     group.sync();
@@ -96,15 +101,22 @@ __device__ inline void select_all(RanksT& ranks, const Block& block, const Group
   }
 }
 
+// What the next step is to use, by one thread.
+__device__ inline void write_next(const Decision& out, int32_t budget) {
+  const uint32_t count = static_cast<uint32_t>(out.next_budget[1]) + 1;
+  out.next_budget[0] = budget, out.next_budget[1] = static_cast<int32_t>(count);
+  if (out.host_budget) *static_cast<volatile int64_t*>(out.host_budget) = budget_word(count, budget);  // in one store
+}
+
 // Everything from confidences to the choice, which lies in block.fixed afterwards.
 template <class RanksT>
 __device__ inline void decide(RanksT& ranks, const Block& block, const Group& group, const Tables& tables,
                               const Decision& out) {
-  const int32_t buckets = tables.buckets;
+  const Queue queue(tables);
   prepare(ranks, block, group, tables);
   const Totals totals(block.all, ranks.rows.capacity);
-  select_all(ranks, block, group, tables, totals, buckets, [&](int32_t first, int32_t n) {
-    const int32_t gained = min(n, buckets - first);  // the last target is no bucket
+  select_all(ranks, block, group, tables, queue, totals, queue.count, [&](int32_t first, int32_t n) {
+    const int32_t gained = min(n, queue.count - first);  // the last target is no bucket
     sum_gains(ranks, block.fixed, block.targets, gained, block.partial);
     if (warp() == 0 && lane() < gained) block.gains[lane()] = block_gain(block.partial, lane());
     if (group.size > 1) group.sync();
@@ -113,17 +125,19 @@ __device__ inline void decide(RanksT& ranks, const Block& block, const Group& gr
     int64_t gain = 0;
     if (lane() < gained) {
       gain = total_gain(group, block.fixed, block.targets[lane()], block.gains + lane());
-      if (group.rank == 0) out.gains[first + lane()] = gain;
+      if (group.rank == 0 && !queue.one_more(first + lane())) out.gains[queue.bucket(first + lane())] = gain;
     }
-    argmax(block.buckets, block.targets, gain, first, gained, choice);
+    const double worth = utility_of(tables, block.buckets, queue, first, gained, gain, totals.lowest, ranks.active);
+    argmax(block.buckets, queue, block.targets, worth, first, gained, choice);
     __syncwarp();
     // What the last lot concludes, whose last target is the fallback, is what stays.
-    const int32_t fallback = target_total(block, tables, totals, buckets);
+    const int32_t fallback = target_total(block, tables, queue, totals, queue.count);
     conclude(block.buckets, tables.budget != nullptr, totals, fallback, block.targets[n - 1], choice);
   });
   if (group.rank == 0 && threadIdx.x < 4) {
     const Choice& c = block.fixed.choice;
     out.decision[threadIdx.x] = threadIdx.x == 0 ? c.bucket : (threadIdx.x == 3 ? c.padded : c.total);
+    if (threadIdx.x == 0 && out.next_budget) write_next(out, c.next);
   }
 }
 

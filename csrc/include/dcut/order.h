@@ -25,6 +25,7 @@ constexpr int32_t kWeightSpan = 1 << 23;   // weights reach from 2^-8 to 2^8: ke
 constexpr int32_t kZero = 56 * kUnit - 1;  // scores below 2^-56 count as 0 and tie
 constexpr uint32_t kNoKey = 0xffffffffu;   // not a candidate; above every key
 constexpr int32_t kInt32Max = 0x7fffffff;
+constexpr int32_t kCalibrationShift = 17, kCalibrationCells = 64;
 
 // Tables live inside functions: device code cannot index arrays of namespace scope.
 
@@ -112,6 +113,16 @@ DCUT_HD int32_t q_of_log_confidence(int32_t bits) {
   return q > static_cast<uint64_t>(kQMax) ? kQMax : static_cast<int32_t>(q);
 }
 
+// Looks q up in the table of its draft position: entry j is the calibrated q of q = j * 2^17; linear between, of slope
+// 1 beyond the last; a score of 0 stays 0.  Entries out of range are clamped.
+DCUT_HD int32_t calibrate(int32_t q, const int32_t* table) {
+  const int32_t j = q >> kCalibrationShift < kCalibrationCells ? q >> kCalibrationShift : kCalibrationCells;
+  const int32_t low = clamp(table[j], 0, kQMax), beyond = q - (j << kCalibrationShift);
+  if (j == kCalibrationCells) return q < kQMax && low + beyond < kQMax ? low + beyond : kQMax;
+  const int32_t rise = clamp(table[j + 1], 0, kQMax) - low;
+  return low + mul_high(rise * 16, beyond << 11);  // rise * beyond >> 17
+}
+
 // Bits of a weight to w = -log2(weight): NaN counts as 1, weights are clamped to [2^-8, 2^8].
 DCUT_HD int32_t w_of_weight(int32_t bits) {
   if ((bits & 0x7fffffff) > 0x7f800000) return 0;
@@ -142,10 +153,39 @@ DCUT_HD int64_t score_of(uint32_t key, uint64_t t, uint32_t s) {
 }
 DCUT_HD int64_t score_of(uint32_t key) { return score_of(key, exp2_t(exp2_index(key)), exp2_s(exp2_index(key))); }
 
-// Utility of a bucket; the one floating-point operation.
+// Utility of a bucket under argmax; the one floating-point operation.
 DCUT_HD double utility(int64_t gain, float cost) { return static_cast<double>(gain) / static_cast<double>(cost); }
 
-// Whether a bucket takes part in the argmax.
+// a * b, of a below 2^63.
+struct WideProduct {
+  uint64_t high;
+  uint32_t low;
+};
+DCUT_HD WideProduct wide_product(int64_t a, int32_t b) {
+  const uint64_t value = static_cast<uint64_t>(a), factor = static_cast<uint32_t>(b);
+  const uint64_t low = (value & 0xffffffffu) * factor;
+  return {(value >> 32) * factor + (low >> 32), static_cast<uint32_t>(low)};
+}
+
+// EARLY STOP: whether what a bucket keeps, of this gain, ends before a position of score `next` that is not worth its
+// cost: next * height <= gain * slope, exactly.  Height and slope: of the convex envelope of the costs at the budget.
+DCUT_HD bool stops(int64_t gain, int64_t next, int32_t height, int32_t slope) {
+  const WideProduct cost = wide_product(next, height > 0 ? height : 0);
+  const WideProduct worth = wide_product(gain, slope > 0 ? slope : 0);
+  return cost.high < worth.high || (cost.high == worth.high && cost.low <= worth.low);
+}
+
+// The smallest budget that stops wins, without any the largest: the larger value of these.
+DCUT_HD double early_utility(bool stops, int32_t budget) {
+  return static_cast<double>(stops ? (int64_t{1} << 33) - budget : int64_t{budget});
+}
+
+// What a host reads of the next budget: the count of the steps tells a new value from a stale one.
+DCUT_HD int64_t budget_word(uint32_t count, int32_t budget) {
+  return static_cast<int64_t>(uint64_t{count} << 32 | static_cast<uint32_t>(budget));
+}
+
+// Whether a bucket takes part in the choice.
 DCUT_HD bool enabled(int32_t budget, float cost) { return budget > 0 && cost > 0.0f && cost <= 3.402823466e+38f; }
 
 // Token offsets saturate, so that absurd base_lens stay harmless.

@@ -24,19 +24,22 @@ struct Rows {
 
 // Where the scores come from: confidences, or prefix sums that are already there.
 struct Scores {
-  const void* confidence;  // [slots, draft_len] of `type`, may be null
-  const int32_t* prefix;   // [batch, draft_len], may be null
+  const void* confidence;      // [slots, draft_len] of `type`, may be null
+  const int32_t* prefix;       // [batch, draft_len], may be null
+  const int32_t* calibration;  // [draft_len, 65], may be null
   FloatType type;
   bool log;
   bool shifted;
 };
 
 struct Tables {
-  const int32_t* budgets;  // [rows, buckets]
-  const float* costs;      // [rows, buckets], may be null
-  const int32_t* budget;   // [1], may be null: replaces the argmax
+  const int32_t* budgets;   // [rows, buckets]
+  const float* costs;       // [rows, buckets], may be null
+  const int32_t* budget;    // [1], may be null: replaces the choice
+  const int32_t* envelope;  // [rows, buckets, 2]: height and slope; null: argmax, else early stop
   int32_t budget_rows;
   int32_t cost_rows;
+  int32_t envelope_rows;
   int32_t buckets;
   bool count_bonus;
 };
@@ -67,8 +70,10 @@ struct Packed {
 };
 
 struct Decision {
-  int32_t* decision;  // [4]: bucket, clamped budget, total, padded total
-  int64_t* gains;     // [buckets]
+  int32_t* decision;     // [4]: bucket, clamped budget, total, padded total
+  int64_t* gains;        // [buckets]
+  int32_t* next_budget;  // [2]: budget that was chosen, and a count of the steps; may be null
+  int64_t* host_budget;  // [1]: the same in one word, the count above; may be null, as it is if next_budget is
 };
 
 }  // namespace dcut

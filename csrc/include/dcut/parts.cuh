@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   Ranks<Storage::kReread> ranks(rows, scores, lanes, nullptr);
   prepare(ranks, block, group, tables);
   const Totals totals(block.all, rows.capacity);
-  select_all(ranks, block, group, tables, totals, tables.buckets - 1, [&](int32_t first, int32_t n) {
+  select_all(ranks, block, group, tables, Queue(tables), totals, tables.buckets - 1, [&](int32_t first, int32_t n) {
     for (int32_t t = 0; t < n; ++t) {
       const Target target = block.targets[t];
       int32_t* to = keep + static_cast<int64_t>(first + t) * rows.batch;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   ranks.walk([&](int32_t turn) {
     const Row row = ranks.row(turn);
     const auto exists = [&](int j) { return lanes.position() + j > 0 && lanes.position() + j <= row.drafts; };
-    const Pair pair = prefix_sums(load_q(scores, row.offset + lanes.position() - 1, exists), scores, lanes);
+    const Pair pair = prefix_sums(load_q(scores, row.offset, lanes.position() - 1, exists), scores, lanes);
     int32_t* to = prefix + static_cast<int64_t>(lanes.row(turn)) * rows.draft_len + lanes.position() - 1;
     DCUT_UNROLL
     for (int j = 0; j < kPair; ++j) {

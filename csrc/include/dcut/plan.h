@@ -49,6 +49,7 @@ struct Choice {
   double utility;
   uint32_t threshold, ties;
   int32_t bucket, total, padded;
+  int32_t next;  // raw budget of the best bucket, whether or not a budget is given
 };
 
 // Sums over all rows, next to the counts of the leading digit.

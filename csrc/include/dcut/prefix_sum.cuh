@@ -14,9 +14,10 @@ struct Pair {
   uint32_t v[kPair];
 };
 
-// The q, or given prefix sums, of the drafts from `at` on that `exists`.
+// The q, or given prefix sums, of the drafts from number `draft` of the row at `offset` on that `exists`.
 template <class Exists>
-__device__ inline Pair load_q(const Scores& scores, int32_t at, Exists exists) {
+__device__ inline Pair load_q(const Scores& scores, int32_t offset, int32_t draft, Exists exists) {
+  const int32_t at = offset + draft;
   Pair pair = {};
   if (scores.prefix || scores.type == FloatType::kFloat32) {
     const int32_t* from = (scores.prefix ? scores.prefix : static_cast<const int32_t*>(scores.confidence)) + at;
@@ -35,7 +36,11 @@ __device__ inline Pair load_q(const Scores& scores, int32_t at, Exists exists) {
   DCUT_UNROLL
   for (int j = 0; j < kPair; ++j) {
     const int32_t value = static_cast<int32_t>(pair.v[j]);
-    const uint32_t q = scores.prefix ? static_cast<uint32_t>(clamp(value, 0, kQMax)) : q_of_bits(value, scores.log);
+    uint32_t q = scores.prefix ? static_cast<uint32_t>(clamp(value, 0, kQMax)) : q_of_bits(value, scores.log);
+    if (scores.calibration && exists(j)) {
+      const int32_t* table = scores.calibration + (draft + j) * (kCalibrationCells + 1);
+      q = static_cast<uint32_t>(calibrate(static_cast<int32_t>(q), table));
+    }
     pair.v[j] = exists(j) ? q : 0;
   }
   return pair;

@@ -59,7 +59,7 @@ struct Ranks {
         if (exists(j)) pair.v[j] = place(turn)[j];
       }
     } else {
-      pair = load_q(scores, row.offset + lanes.position() - 1, exists);
+      pair = load_q(scores, row.offset, lanes.position() - 1, exists);
     }
     pair = prefix_sums(pair, scores, lanes);
     DCUT_UNROLL
@@ -109,7 +109,7 @@ struct Ranks {
   __device__ bool staged() const {
     if constexpr (kStorage != Storage::kShared) return false;
     const int32_t offset = lanes.block_row * rows.draft_len;
-    return !rows.row_index && scores.type == FloatType::kFloat32 && offset % 4 == 0 &&
+    return !rows.row_index && !scores.calibration && scores.type == FloatType::kFloat32 && offset % 4 == 0 &&
            reinterpret_cast<uintptr_t>(scores.confidence) % 16 == 0;
   }
 
