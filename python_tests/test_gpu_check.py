@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,17 +18,20 @@ from dcut_kernels import VerifyBatch, backends
 from dcut_kernels.ops import Backend
 from microbench import eager, gpu_check
 from microbench.cases import BENCH, Case
-from microbench.gpu import sanitizer
+from microbench.gpu import graphs, sanitizer
 from microbench.gpu.correctness import differences
+from microbench.gpu.device import KERNEL_NODE
 from microbench.gpu.record import Record
 from microbench.gpu.report import report
 from microbench.gpu.timing import goals, more_buckets, timed_cases
 from microbench.gpu_check import PARTS, Part
 from python_tests.compare import tensor_difference
 
+needs_cpu = pytest.mark.skipif("cpu" not in backends.available(), reason="only the reference is built")
 SCRIPT = Path(gpu_check.__file__).with_suffix(".sh")
 WRITE = """import sys
 from pathlib import Path
+from microbench.gpu.device import KERNEL_NODE
 from microbench.gpu.record import Record
 record = Record(Path(sys.argv[2]), {!r})
 record["found"] = 1
@@ -110,7 +114,7 @@ class Wrong(Backend):
         return decision, gains + (self.wrong == "gains")
 
 
-@pytest.mark.skipif("cpu" not in backends.available(), reason="only the reference is built")
+@needs_cpu
 @pytest.mark.parametrize(
     ("wrong", "found"),
     [
@@ -127,6 +131,42 @@ def test_differences_are_found(wrong: str, found: str | None) -> None:
     case = next(case for case in BENCH if case.name == "8x15")
     first = next(differences(case, Wrong(wrong), backends.get("cpu"), torch.device("cpu")), None)
     assert first is None if found is None else first is not None and first.startswith(found)
+
+
+class Replayed:
+    """Stands in for a captured graph where there is no GPU: a replay is a call."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.replay = function
+        function()
+
+
+@pytest.fixture
+def no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "capture", Replayed)
+    monkeypatch.setattr(graphs, "node_types", lambda graph: [KERNEL_NODE])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+@needs_cpu
+@pytest.mark.usefixtures("no_graphs")
+@pytest.mark.parametrize("policy", ["argmax", "early_stop", "history"])
+def test_planners_answer_alike(policy: Literal["argmax", "early_stop", "history"]) -> None:
+    cpu, oracle = torch.device("cpu"), backends.get("cpu")
+    assert list(graphs.planned(policy, oracle, oracle, cpu)) == []
+    assert next(graphs.planned(policy, Wrong("out"), oracle, cpu)).startswith("replay 0 positions")
+
+
+@needs_cpu
+@pytest.mark.usefixtures("no_graphs")
+def test_replays_answer_as_calls_do() -> None:
+    cpu, oracle = torch.device("cpu"), backends.get("cpu")
+    case = BENCH[0]
+    case = Case(case.name, case.inputs | {"num_reqs": torch.tensor([case.batch], dtype=torch.int32)})
+    assert list(graphs.replays(case, oracle, oracle, cpu)) == []
+    assert list(graphs.history(case, oracle, oracle, cpu)) == []
+    assert next(graphs.replays(case, Wrong("beyond"), oracle, cpu)).endswith("written beyond its ends")
 
 
 @pytest.mark.usefixtures("gpu")

@@ -20,7 +20,8 @@ import torch
 from dcut_kernels import backends
 from dcut_kernels.ops import Backend
 from microbench.cases import BENCH, LISTED, Case, random_case
-from microbench.gpu.device import KERNEL_NODE, capture, node_types, poisoned, to_device, to_host
+from microbench.gpu.device import labeled, poisoned, to_device, to_host
+from microbench.gpu.graphs import history, planned, replays
 from microbench.gpu.record import Record, run
 from python_tests.compare import composed, first_difference, pick, spilled, tensor_difference
 
@@ -52,27 +53,22 @@ def differences(case: Case, backend: Backend, oracle: Backend, device: torch.dev
     inputs = to_device(case.inputs, device)
     new = oracle.select_and_pack(**case.inputs)
     written = oracle.select_and_pack(**case.inputs, out=poisoned(case, torch.device("cpu")))
-    yield from _labeled("new", first_difference(to_host(backend.select_and_pack(**inputs)), new))
+    yield from labeled("new", first_difference(to_host(backend.select_and_pack(**inputs)), new))
     out = poisoned(case, device)
     backend.select_and_pack(**inputs, out=out)
-    yield from _labeled("out", first_difference(to_host(out), written) or spilled(out))
-    yield from _labeled("composed", first_difference(to_host(composed(backend, inputs)), new))
+    yield from labeled("out", first_difference(to_host(out), written) or spilled(out))
+    yield from labeled("composed", first_difference(to_host(composed(backend, inputs)), new))
     prefix = oracle.log_prefix_sum(**pick(oracle.log_prefix_sum, case.inputs))
     got = backend.log_prefix_sum(**pick(backend.log_prefix_sum, inputs)).cpu()
-    yield from _labeled("part", tensor_difference("prefix", got, prefix))
+    yield from labeled("part", tensor_difference("prefix", got, prefix))
     prefix = noise(prefix, seed)
     depths = oracle.segmented_topk(prefix, **pick(oracle.segmented_topk, case.inputs))
     got = backend.segmented_topk(prefix.to(device), **pick(backend.segmented_topk, inputs)).cpu()
-    yield from _labeled("part", tensor_difference("depths", got, depths))
+    yield from labeled("part", tensor_difference("depths", got, depths))
     decided = oracle.bucket_argmax(prefix, **pick(oracle.bucket_argmax, case.inputs))
     gotten = backend.bucket_argmax(prefix.to(device), **pick(backend.bucket_argmax, inputs))
     for name, a, b in zip(("decision", "gains"), gotten, decided, strict=True):
-        yield from _labeled("part", tensor_difference(name, a.cpu(), b))
-
-
-def _labeled(label: str, difference: str | None) -> Iterator[str]:
-    if difference is not None:
-        yield f"{label} {difference}"
+        yield from labeled("part", tensor_difference(name, a.cpu(), b))
 
 
 class Tally:
@@ -104,18 +100,6 @@ class Tally:
         print(self.name, *(f"{count} {name}" for name, count in self.counts.items() if name != "failures"), sep=", ")
 
 
-def changed(case: Case, seed: int) -> dict[str, Any]:
-    """Other values for the tensors of a case, of the same shapes."""
-    generator = torch.Generator().manual_seed(seed)
-    values: dict[str, Any] = {name: v for name, v in case.inputs.items() if isinstance(v, torch.Tensor)}
-    score = values["confidence"]
-    values["confidence"] = torch.rand(score.shape, generator=generator).sqrt().to(score.dtype)
-    values["num_reqs"] = torch.randint(0, case.batch + 1, (1,), generator=generator, dtype=torch.int32)
-    for name in ("draft_ids", "bonus_ids"):
-        values[name] = torch.randint(0, 1000, values[name].shape, generator=generator).to(values[name].dtype)
-    return values
-
-
 def run_registry(name: str, shard: int, shards: int, until: float, save: Callable[[Counts], None]) -> Counts:
     """Every `shards`-th case, as far as the time goes."""
     device, oracle, backend = torch.device("cuda", 0), backends.get(ORACLE), backends.get(name)
@@ -142,24 +126,6 @@ def nowhere(_: Counts) -> None:
     """Shards have no place of their own in the results file."""
 
 
-def replays(case: Case, backend: Backend, oracle: Backend, device: torch.device) -> Iterator[str]:
-    """One captured call: its nodes, and what replays answer when inputs and the batch size change."""
-    inputs, out = to_device(case.inputs, device), poisoned(case, device)
-    graph = capture(lambda: backend.select_and_pack(**inputs, out=out))
-    types = node_types(graph)
-    if types != [KERNEL_NODE]:
-        yield f"expected one kernel node in the graph, got nodes of types {types}"
-    for seed in range(6):
-        values = changed(case, seed)
-        expected = oracle.select_and_pack(**(case.inputs | values), out=poisoned(case, torch.device("cpu")))
-        for name, value in values.items():
-            inputs[name].copy_(value)
-        for buffer, fresh in zip(out, poisoned(case, device), strict=True):
-            buffer.copy_(fresh)
-        graph.replay()
-        yield from _labeled(f"replay {seed}", first_difference(to_host(out), expected) or spilled(out))
-
-
 def side_streams(cases: Sequence[Case], backend: Backend, oracle: Backend, device: torch.device) -> Iterator[str]:
     """Several streams at once, each with calls whose inputs arrive late on that very stream."""
     streams = [torch.cuda.Stream(device) for _ in range(STREAMS)]
@@ -179,7 +145,7 @@ def side_streams(cases: Sequence[Case], backend: Backend, oracle: Backend, devic
     torch.cuda.synchronize(device)
     for case, result in zip(cases, results, strict=True):
         expected = oracle.select_and_pack(**case.inputs, out=poisoned(case, torch.device("cpu")))
-        yield from _labeled(case.name, first_difference(to_host(result), expected) or spilled(result))
+        yield from labeled(case.name, first_difference(to_host(result), expected) or spilled(result))
 
 
 def correctness(record: Record, args: argparse.Namespace) -> bool:
@@ -199,6 +165,9 @@ def correctness(record: Record, args: argparse.Namespace) -> bool:
     graphs, streams = (Tally(name, partial(record.__setitem__, name)) for name in ("graphs", "streams"))
     for case in shapes:
         graphs.check(case.name, replays(case, backend, oracle, device))
+        graphs.check(f"{case.name} history", history(case, backend, oracle, device))
+    for policy in ("argmax", "early_stop", "history"):
+        graphs.check(f"planner {policy}", planned(policy, backend, oracle, device))
     graphs.finish()
     streams.check("side streams", side_streams(shapes * 3, backend, oracle, device))
     for index in range(1, torch.cuda.device_count()):  # while device 0 is the current one

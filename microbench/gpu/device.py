@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 
 
 def to_device(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The same arguments with every tensor on a device."""
-    return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in inputs.items()}
+    """The same arguments with every tensor on a device, or in pinned memory if the host is to read it."""
+    moved = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in inputs.items()}
+    if "host_budget" in inputs and device.type == "cuda":
+        moved["host_budget"] = inputs["host_budget"].pin_memory()
+    return moved
 
 
 def to_host(batch: VerifyBatch) -> VerifyBatch:
@@ -56,3 +59,9 @@ def node_types(graph: torch.cuda.CUDAGraph) -> list[int]:
         driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind))
         types.append(kind.value)
     return types
+
+
+def labeled(label: str, difference: str | None) -> Iterator[str]:
+    """A difference, if there is one, with what was compared in front."""
+    if difference is not None:
+        yield f"{label} {difference}"

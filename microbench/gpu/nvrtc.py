@@ -11,7 +11,8 @@ import torch
 
 from dcut_kernels import backends
 from microbench.cases import BENCH, LISTED, Case, random_case
-from microbench.gpu.correctness import ORACLE, Tally, differences, replays
+from microbench.gpu.correctness import ORACLE, Tally, differences
+from microbench.gpu.graphs import replays
 from microbench.gpu.record import Record, run
 
 

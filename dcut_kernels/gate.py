@@ -1,0 +1,101 @@
+"""Whether drafting pays, by what the planner has learned of its gains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .expectation import Expectation
+
+LEAD = 1.02  # of the other way over the present one, before it takes its place: what is learned is noisy
+
+
+class Gate:
+    """Decides before each step between drafting and plain decoding.
+
+    Parameters
+    ----------
+    draft_len : int
+        ``D``.
+    probe_every : int
+        Where plain decoding wins, every so many steps are drafted all the same.
+    min_gain : float
+        How much more than plain decoding drafting has to promise.
+
+    Attributes
+    ----------
+    expectation : Expectation
+        Tokens that drafting promises.
+    idle : int
+        Steps since the last drafted one.
+    drafting : bool, optional
+        Which way was the last; None before the first decision.
+    """
+
+    def __init__(self, draft_len: int, probe_every: int, min_gain: float) -> None:
+        self.expectation, self.probe_every, self.min_gain, self.idle = Expectation(draft_len), probe_every, min_gain, 0
+        self.drafting: bool | None = None
+        self._rates: dict[int, float] = {}  # by rows, as long as nothing new is learned
+
+    def pays(self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float) -> bool:
+        """Whether the best bucket promises enough more tokens per time than plain decoding.
+
+        Parameters
+        ----------
+        rows : int
+            Requests that would draft.
+        budgets, costs : sequence of int and float [R]
+            Buckets of such a step.
+        plain : float
+            Cost of plain decoding.
+        """
+        if rows not in self._rates:
+            self._rates[rows] = self.expectation.rate(rows, budgets, costs) * plain / rows
+        lead = 1.0 if self.drafting is None else 1 / LEAD if self.drafting else LEAD
+        self.drafting = self._rates[rows] >= (1 + self.min_gain) * lead
+        return self.drafting
+
+    def probes(self) -> bool:
+        """Count a step in which drafting does not pay; whether it is one to draft all the same."""
+        self.idle += 1
+        return self.idle >= self.probe_every
+
+    def learn(
+        self,
+        drafts: Sequence[int],
+        accepted: Sequence[int],
+        budgets: Sequence[int],
+        gains: Sequence[float],
+        promised: float,
+    ) -> None:
+        """Learn from a step of which some rows had drafts.
+
+        Parameters
+        ----------
+        drafts, accepted : sequence of int [B]
+            Draft tokens that existed, and those that the target accepted.
+        budgets : sequence of int [R]
+            Tokens of each bucket that are no prompt's.
+        gains : sequence of float [R]
+            Expected tokens of each bucket.
+        promised : float
+            Expected tokens of what was verified.
+        """
+        rows = sum(n > 0 for n in drafts)
+        idle, most = len(drafts) - rows, rows + sum(drafts)
+        tokens = [min(max(budget - idle, rows), most) for budget in budgets]
+        committed = sum(n + 1 for n, had in zip(accepted, drafts, strict=True) if had > 0)
+        gains = [gain - idle for gain in gains]
+        self.expectation.update(rows, tokens, gains, promised - idle, committed, self.idle + 1)
+        self.idle = 0
+        self._rates.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that was learned, as plain Python values."""
+        return {"expectation": self.expectation.state(), "idle": self.idle, "drafting": self.drafting}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """What `state` returned, once more."""
+        self.expectation = Expectation(**state["expectation"])
+        self.idle, self.drafting = state["idle"], state["drafting"]
+        self._rates.clear()

@@ -1,0 +1,389 @@
+"""The one object that an engine holds: tables, buffers, calibration, history and counts around ``select_and_pack``."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import ops
+from .batch import VerifyBatch
+from .buckets import Buckets, StepTables
+from .calibration import Calibration
+from .cost import CostTable
+from .gate import Gate
+from .lossless import ConfidenceSource, DrafterKind, DraftSampling, Policy, Score, require_lossless
+from .metrics import UNIT, Metrics, RequestStats
+from .ranks import Ranks
+
+INT32_MAX = 2**31 - 1
+
+
+class NextBudget(NamedTuple):
+    """What the host has read of the next budget."""
+
+    calls: int  # of `select` so far, modulo 2^32
+    tokens: int  # tokens of the step; 2^31 - 1: everything
+
+
+class Planner:
+    """Plans the verification of every step of an engine.
+
+    Each step: `begin` on the host, `select` (one launch, no synchronization, fit for capture in a CUDA graph), and when
+    the results are on the host, `observe`.  Before drafting, `should_draft` says whether plain decoding is faster.
+
+    Parameters
+    ----------
+    table : CostTable
+        Measured costs of this engine.
+    max_batch : int
+        Most rows of a step.
+    draft_len : int
+        ``D``.
+    policy : {"argmax", "early_stop", "history"}
+        As in `select_and_pack`.  Under "history" the planner carries the budget from step to step.
+    score : {"inclusive", "shifted"}
+        As in `select_and_pack`.
+    draft_sampling, confidence_source, drafter, allow_biased
+        As in `lossless.require_lossless`, which refuses what would change the output distribution.
+    lookup : str
+        As in `CostTable.dense`.
+    calibration : Calibration, optional
+        Its table is used; call `calibrate` after an update.
+    floor, floor_every : int
+        Every so many steps each request keeps at least so many drafts, so that none starves.  0: never.
+    priorities : bool
+        Whether requests may join with a priority.
+    latency_ms : float, optional
+        Buckets of costlier steps are disabled; the cheapest bucket stays.
+    min_gain : float
+        How much more tokens per time than plain decoding drafting has to promise.  Step costs do not show all: texts
+        that are drafted end one by one, which leaves batches less full.
+    probe_every : int
+        Where plain decoding wins, draft every so many steps all the same, to see whether it still does.
+    capacity : int, optional
+        Of the packed buffers, for each batch; by default every draft fits.
+    ids : torch.dtype
+        Of token ids.
+    authority : {"all", "rank0"}
+        Who decides among tensor-parallel ranks: each for itself, which is the same where all hold the same
+        confidences to the bit; or rank 0, which sends `keep_lens` and `decision` to the others, which only pack.
+    agree : bool
+        Whether data-parallel ranks agree on the next bucket, so that all pad to one size: under "history" they sum up
+        their gains, which are integers, after each step.
+    group : ProcessGroup, optional
+        Of those ranks; the default group without it.
+    backend : Backend, optional
+        Of `backends.get`; the public functions by default.
+    device : torch.device or str
+
+    Attributes
+    ----------
+    metrics : Metrics
+    gate : Gate
+        What it has learned of drafting.
+    probing : bool
+        Whether the last answer of `should_draft` was only to see whether drafting pays: a few requests will do.
+    buckets : Buckets
+        Tables in use.
+    next_budget : Tensor, int32 [2]
+        Under "history": the budget of the next step, and how many were computed.
+    host_budget : Tensor, int64 [1]
+        The same in one word, in pinned memory where `device` is a GPU.
+    """
+
+    def __init__(
+        self,
+        table: CostTable,
+        max_batch: int,
+        draft_len: int,
+        *,
+        policy: Literal["argmax", "early_stop", "history"] = "argmax",
+        score: Score = "inclusive",
+        draft_sampling: DraftSampling = "greedy",
+        confidence_source: ConfidenceSource = "drawn_token",
+        drafter: DrafterKind = "block_parallel",
+        allow_biased: bool = False,
+        lookup: str = "nearest",
+        calibration: Calibration | None = None,
+        floor: int = 1,
+        floor_every: int = 0,
+        priorities: bool = False,
+        latency_ms: float | None = None,
+        min_gain: float = 0.05,
+        probe_every: int = 128,
+        capacity: int | None = None,
+        ids: torch.dtype = torch.int64,
+        authority: Literal["all", "rank0"] = "all",
+        agree: bool = False,
+        group: dist.ProcessGroup | None = None,
+        backend: ops.Backend | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        kind: Policy = policy
+        require_lossless(
+            draft_sampling=draft_sampling, confidence_source=confidence_source, score=score, policy=kind,
+            drafter=drafter, allow_biased=allow_biased,
+        )  # fmt: skip
+        self.table, self.max_batch, self.draft_len, self.capacity = table, max_batch, draft_len, capacity
+        self.policy, self.score, self.lookup, self.ids = policy, score, lookup, ids
+        self.floor, self.floor_every = floor, floor_every
+        self.device = torch.device(device)
+        self._backend = backend or ops.Backend("public", "dcut")
+        self.buckets = Buckets(table, max_batch, lookup, policy == "early_stop", self.device)
+        self.buckets.set_latency(latency_ms)
+        self.calibration = calibration
+        self._curves = None if calibration is None else calibration.table().to(self.device)
+        self.next_budget = torch.tensor([INT32_MAX, 0], dtype=torch.int32, device=self.device)
+        self.host_budget = torch.full((1,), INT32_MAX, pin_memory=self.device.type == "cuda")
+        carried = {"budget": self.next_budget[:1], "next_budget": self.next_budget, "host_budget": self.host_budget}
+        self._carried = carried if policy == "history" else {}
+        self._base: int | None = None  # base tokens of the last step
+        self._min_keep = torch.zeros(max_batch, dtype=torch.int32, device=self.device)
+        self._weight = torch.ones(max_batch, device=self.device) if priorities else None
+        self._priority: dict[Hashable, float] = {}
+        self._buffers: dict[tuple[int, int, int], VerifyBatch] = {}
+        self.metrics = Metrics([0] * (self.buckets.dense.budgets.shape[1] + 1))
+        self.gate = Gate(draft_len, probe_every, min_gain)
+        self.probing, self._steps = False, 0
+        self._used = self.buckets.dense  # in the last step
+        self._ranks = Ranks(group) if authority == "rank0" or agree else None
+        self._follows = authority == "rank0" and dist.get_rank(group) != 0
+        self._leads = authority == "rank0" and not self._follows
+        self._agrees = agree
+
+    def set_latency(self, latency_ms: float | None) -> None:
+        """Disable the buckets of steps that take longer; None enables all again.
+
+        Parameters
+        ----------
+        latency_ms : float, optional
+            Milliseconds of a step.
+        """
+        self.buckets.set_latency(latency_ms)
+
+    def tables(self, rows: int, base_tokens: int) -> StepTables:
+        """Buckets of a step in which prompts are read, or in which not every row has drafts; for `select`.
+
+        Parameters
+        ----------
+        rows, base_tokens : int
+            As in `CostTable.step`.
+        """
+        return self.buckets.of_step(rows, base_tokens)
+
+    def calibrate(self) -> None:
+        """Take over what the calibration has learned since."""
+        if self.calibration is None or self._curves is None:
+            raise ValueError("calibration: expected a Calibration, got None")
+        self._curves.copy_(self.calibration.table())
+
+    def join(self, request: Hashable, priority: float = 1.0) -> None:
+        """Start to count a request.
+
+        Parameters
+        ----------
+        request : hashable
+            Its name in the engine.
+        priority : float
+            Multiplies its scores (``weight`` of `select_and_pack`): above 1 more of its drafts are kept.
+        """
+        if request in self.metrics.requests:
+            raise ValueError(f"request: expected one that has not joined, got {request!r}")
+        if priority != 1.0 and self._weight is None:
+            raise ValueError(f"priority: expected 1 in a planner without priorities=True, got {priority}")
+        self.metrics.requests[request] = RequestStats()
+        self._priority[request] = priority
+
+    def leave(self, request: Hashable) -> RequestStats:
+        """Forget a request and return its counts."""
+        if request not in self.metrics.requests:
+            raise ValueError(f"request: expected one that has joined, got {request!r}")
+        del self._priority[request]
+        return self.metrics.requests.pop(request)
+
+    def begin(self, requests: Sequence[Hashable], base_tokens: int | None = None) -> None:
+        """Prepare a step.
+
+        It writes buffers that `select` reads; where `select` is captured in a CUDA graph, call it before each replay.
+
+        Parameters
+        ----------
+        requests : sequence of hashable [B]
+            Row by row.
+        base_tokens : int, optional
+            Tokens of the step that are no drafts, by default one a row.  Under "history" the budget of the last step
+            grows and shrinks with them.
+        """
+        self._steps += 1
+        if self._ranks is not None and self._agrees:
+            self._ranks.finish(self.next_budget)
+        if self.policy == "history" and not self._agrees:
+            self._follow_base(len(requests) if base_tokens is None else base_tokens)
+        if self.floor_every > 0:
+            self._min_keep.fill_(self.floor if self._steps % self.floor_every == 0 else 0)
+        if self._weight is not None:
+            self._weight[: len(requests)] = torch.tensor([self._priority.get(request, 1.0) for request in requests])
+
+    def _follow_base(self, base_tokens: int) -> None:
+        grown, self._base = 0 if self._base is None else base_tokens - self._base, base_tokens
+        if grown:
+            budget = self.next_budget[:1]
+            budget.copy_(torch.where(budget == INT32_MAX, budget, (budget + grown).clamp(min=0)))
+
+    def select(
+        self,
+        confidence: Tensor,
+        draft_ids: Tensor,
+        bonus_ids: Tensor,
+        seq_lens: Tensor,
+        *,
+        tables: StepTables | None = None,
+        capacity: int | None = None,
+        **options: Any,
+    ) -> VerifyBatch:
+        """Decide and pack, in one launch.
+
+        Parameters
+        ----------
+        confidence, draft_ids, bonus_ids, seq_lens, **options
+            As in `select_and_pack`.
+        tables : StepTables, optional
+            Buckets of this step, of `tables`, instead of those of its batch size.
+        capacity : int, optional
+            Of the packed buffers, in place of the planner's.
+
+        Returns
+        -------
+        VerifyBatch
+            The planner's own buffers for this batch size, overwritten by the next step of that size.
+        """
+        batch = bonus_ids.shape[0]
+        used = tables or self.buckets.dense
+        budgets, costs, envelope, _ = used
+        capacity = capacity or self.capacity or batch * (self.draft_len + 1)
+        if envelope is not None:
+            options["envelope"] = envelope
+        options |= self._carried
+        if self._curves is not None:
+            options["calibration"] = self._curves
+        if self.floor_every > 0:
+            options["min_keep"] = self._min_keep[:batch]
+        if self._weight is not None:
+            options["weight"] = self._weight[:batch]
+        if self._ranks is not None and self._follows:
+            return self._ranks.follow(self._backend, batch, draft_ids, bonus_ids, seq_lens, capacity, options)
+        self._used = used
+        out = self._backend.select_and_pack(
+            confidence, draft_ids, bonus_ids, seq_lens, budgets, costs, policy=self.policy, score=self.score,
+            capacity=capacity, out=self._out(batch, budgets.shape[-1], capacity), **options,
+        )  # fmt: skip
+        if self._ranks is not None and self._leads:
+            self._ranks.lead(out)
+        if self._ranks is not None and self._agrees:
+            self._ranks.start(out.gains, budgets, costs, batch)
+        return out
+
+    def _out(self, batch: int, buckets: int, capacity: int) -> VerifyBatch:
+        key = batch, buckets, capacity
+        if key not in self._buffers:
+            self._buffers[key] = VerifyBatch.allocate(
+                batch, self.draft_len, buckets, capacity, self.ids, device=self.device
+            )
+        return self._buffers[key]
+
+    def read_next(self) -> NextBudget:
+        """The newest budget that the host can see, without waiting for the device.
+
+        Compare `NextBudget.calls` with that of the step before to tell a new budget from a stale one.
+        """
+        word = int(self.host_budget)
+        return NextBudget(word >> 32 & 0xFFFFFFFF, word & 0xFFFFFFFF)
+
+    def observe(
+        self,
+        requests: Sequence[Hashable],
+        batch: VerifyBatch,
+        draft_lens: Sequence[int],
+        accepted: Sequence[int],
+    ) -> None:
+        """Count a step whose results are on the host; it may be called a step late.
+
+        Parameters
+        ----------
+        requests : sequence of hashable [B]
+            Row by row, as in `begin`.
+        batch : VerifyBatch
+            What `select` returned, before the next step overwrites it.
+        draft_lens : sequence of int [B]
+            Drafts that existed; rows without any (prompts) teach nothing about drafting.
+        accepted : sequence of int [B]
+            Drafts that the target accepted.
+        """
+        rows = len(requests)
+        kept = batch.keep_lens[:rows].tolist()
+        budgets, _ = self._used.row(rows)
+        bucket, used, total, padded = batch.decision.tolist()
+        if bucket < 0:
+            bucket = budgets.index(padded) if padded in budgets else len(budgets)
+        gains = [gain / UNIT for gain in batch.gains.tolist()]
+        promised = gains[bucket] if bucket < len(gains) and total <= budgets[bucket] else 0.0
+        self.metrics.add(requests, draft_lens, kept, accepted, bucket, promised)
+        if promised > 0 and any(draft_lens):
+            prompts = used - sum(kept) - rows
+            self.gate.learn(draft_lens, accepted, [budget - prompts for budget in budgets], gains, promised)
+
+    def should_draft(self, batch: int) -> bool:
+        """Whether a speculative step of so many requests promises more tokens per time than plain decoding.
+
+        Without `CostTable.plain_ms` it does.  Before the first observation, and every `probe_every`-th time that it
+        does not, the answer is yes all the same, and `probing` is set.
+
+        Parameters
+        ----------
+        batch : int
+            Requests of the step; those that still read their prompts count, for it is their time too.
+        """
+        plain = self.table.plain_at(batch, self.lookup) if batch > 0 else None
+        self.probing = plain is not None and not self.gate.expectation.curve
+        if plain is None or self.probing or self.gate.pays(batch, *self.buckets.dense.row(batch), plain):
+            return True
+        self.probing = self.gate.probes()
+        self.metrics.probes += self.probing
+        self.metrics.plain += not self.probing
+        return self.probing
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is worth keeping over a restart; `load_state_dict` of a planner made alike restores it."""
+        return {
+            "next_budget": self.next_budget.tolist(),
+            "metrics": self.metrics.state(),
+            "gate": self.gate.state(),
+            "priority": dict(self._priority),
+            "steps": self._steps,
+            "calibration": None if self._curves is None else self._curves.tolist(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises
+        ------
+        ValueError
+            If it belongs to a planner of another draft length or of other buckets.
+        """
+        buckets, draft_len = len(state["metrics"]["buckets"]) - 1, state["gate"]["expectation"]["draft_len"]
+        if buckets != self.buckets.dense.budgets.shape[1]:
+            raise ValueError(f"state: expected {self.buckets.dense.budgets.shape[1]} buckets, got {buckets}")
+        if draft_len != self.draft_len:
+            raise ValueError(f"state: expected draft length {self.draft_len}, got {draft_len}")
+        self.next_budget.copy_(torch.tensor(state["next_budget"], dtype=torch.int32))
+        self.metrics = Metrics.of(state["metrics"])
+        self.gate.restore(state["gate"])
+        self._priority = dict(state["priority"])
+        self._steps = state["steps"]
+        if state["calibration"] is not None and self._curves is not None:
+            self._curves.copy_(torch.tensor(state["calibration"], dtype=torch.int32))

@@ -1,0 +1,98 @@
+"""What decides whether to draft: the learned curve, how promises were kept, and when the way changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from dcut_kernels.expectation import PRIOR, Expectation
+from dcut_kernels.gate import LEAD, Gate
+
+
+def test_the_curve_is_a_line_through_the_gains_of_a_request() -> None:
+    """Two requests with drafts; buckets of 2, 3 and 8 tokens."""
+    learned = Expectation(draft_len=4)
+    learned.update(2, [2, 3, 8], [2.0, 3.0, 5.0], promised=3.0, kept=3)
+    assert learned.curve == pytest.approx([1.0, 1.7, 2.1, 2.5, 2.5])  # 1.5 at 1.5 tokens, 2.5 from 4 on
+    assert learned.rate(2, [2, 3, 8], [4.0, 4.0, 5.0]) == pytest.approx(2 * 2.5 / 5)
+    assert learned.rate(10, [5, 15], [1.0, 10.0]) == pytest.approx(10 * 1.35 / 10)  # 5 do not hold 10 bonus tokens
+    assert learned.rate(2, [2, 3], [float("inf"), 0.0]) == 0.0
+
+
+def test_the_average_forgets() -> None:
+    learned = Expectation(draft_len=1, memory=64.0)
+    for seen, gain in ((8, 1.5), (16, 1.9), (24, 1.1)):
+        learned.update(8, [16], [8 * gain], promised=8 * gain, kept=8)
+        assert learned.seen == seen
+    assert learned.curve[1] == pytest.approx(1.5)  # of all so far
+    for _ in range(100):
+        learned.update(8, [16], [8.0], promised=8.0, kept=8)
+    assert learned.seen == 64
+    learned.update(8, [16], [16.0], promised=16.0, kept=8)
+    assert learned.curve[1] == pytest.approx(1 + 8 / 72, abs=1e-5)  # of the last 64 and the new 8
+    alone, after_a_pause = (Expectation(draft_len=1, memory=64.0, seen=64.0, curve=[1.0, 1.0]) for _ in range(2))
+    alone.update(1, [2], [2.0], promised=2.0, kept=1, steps=1)
+    after_a_pause.update(1, [2], [2.0], promised=2.0, kept=1, steps=100)
+    assert alone.curve[1] == pytest.approx(1 + 1 / 65)
+    assert after_a_pause.curve[1] == pytest.approx(1 + 8 / 72)  # stands for an eighth of the memory at most
+
+
+def test_promises_count_by_how_they_were_kept() -> None:
+    learned = Expectation(draft_len=1, memory=1024.0)
+    for seen in range(8, 800, 8):
+        learned.update(8, [16], [16.0], promised=16.0, kept=8)
+        honest = (seen * 0.5 + PRIOR) / (seen + PRIOR)
+        assert learned.rate(8, [16], [1.0]) == pytest.approx(16 * honest)
+
+
+def gate(gain: float, min_gain: float = 0.0) -> Gate:
+    """A gate that has learned what two tokens of a request bring."""
+    made = Gate(1, 5, min_gain)
+    made.expectation = Expectation(draft_len=1, curve=[1.0, gain], promised=1.0, kept=1.0, seen=100.0)
+    return made
+
+
+def test_drafting_has_to_lead() -> None:
+    for gain, pays in ((1.99, False), (2.01, True)):
+        assert gate(gain).pays(4, [8], [2.0], plain=1.0) is pays
+        assert gate(1.1 * gain, 0.1).pays(4, [8], [2.0], plain=1.0) is pays
+        assert gate(gain).pays(4, [8], [20.0], plain=10.0) is pays
+
+
+def test_the_way_changes_only_for_a_lead() -> None:
+    made, answers = gate(2.0), []
+    for gain in (1.99, 2.01, 2 * LEAD + 0.01, 2.01, 1.99, 2 / LEAD - 0.01, 1.99):
+        made.expectation.curve[1] = gain
+        made._rates.clear()
+        answers.append(made.pays(4, [8], [2.0], plain=1.0))
+    assert answers == [False, False, True, True, True, False, False]
+
+
+def test_what_is_learned_is_used_at_once() -> None:
+    made = gate(3.0)
+    assert made.pays(2, [4], [2.0], plain=1.0)
+    for _ in range(200):
+        made.learn([1, 1], [0, 0], [4], [2.0], promised=2.0)
+    assert not made.pays(2, [4], [2.0], plain=1.0)
+    restored = gate(3.0)
+    assert restored.pays(2, [4], [2.0], plain=1.0)
+    restored.restore(made.state())
+    assert not restored.pays(2, [4], [2.0], plain=1.0)
+    assert restored.state() == made.state()
+
+
+def test_rows_without_drafts_take_no_part() -> None:
+    """Four rows, of which two had drafts: the others' tokens are in budgets and gains, and not in what is learned."""
+    made, alone = Gate(3, 5, 0.0), Gate(3, 5, 0.0)
+    made.learn([3, 0, 2, 0], [2, 0, 1, 0], [4, 6, 12], [4.0, 5.5, 7.0], promised=5.5)
+    alone.learn([3, 2], [2, 1], [2, 4, 7], [2.0, 3.5, 5.0], promised=3.5)
+    assert made.state() == alone.state()
+    assert made.expectation.kept == 2.5
+
+
+def test_probes() -> None:
+    made = Gate(1, 3, 0.0)
+    assert [made.probes() for _ in range(2)] == [False, False]
+    assert made.probes()
+    made.learn([1], [1], [2], [1.5], promised=1.5)
+    assert made.expectation.seen == 1 + 3  # the probe stands for the steps before it
+    assert not made.probes()
