@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .cost.cli import add_commands as add_cost
 from .demo.tables import TRACES, table_batches, table_names
 
 DEMO_MODULES = ("numpy", "rich", "matplotlib", "tokenizers", "safetensors")
@@ -20,9 +21,9 @@ PAIR_FILES = (
 )  # fmt: skip
 LIVE: dict[str, Any] = {
     "concurrency": [1, 8, 32, 64],
-    "policy": ["ar", "full", "uniform-2", "uniform-3", "ratio-0.25", "dcut"],
+    "policy": ["ar", "full", "uniform-2", "uniform-3", "ratio-0.25", "dcut", "dcut-auto"],
     "tokens": 96,
-    "rounds": 3,
+    "rounds": 2,
     "pair": Path(__file__).resolve().parents[1] / "examples" / "tiny_pair",
     "out": Path("out/demo"),
 }
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     _add_demo(commands)
+    add_cost(commands)
     args = parser.parse_args(arguments)
     try:
         args.handler(args)
@@ -58,14 +60,15 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
     live = demo.add_argument_group("live")
     live.add_argument(
         "--prompts", type=int, metavar="N",
-        help="prompts at the largest concurrency (default 64, or as many as requests); lower ones decode fewer",
+        help="most prompts (default 64, or as many as requests); a concurrency decodes two per request",
     )  # fmt: skip
     live.add_argument(
         "--policy", nargs="+", metavar="NAME",
-        help=f"of ar, full, dcut, uniform-K, ratio-R (default {' '.join(LIVE['policy'])}); ar and full always run",
+        help="of ar, full, dcut, dcut-auto, uniform-K, ratio-R; ar and full always run "
+        f"(default {' '.join(LIVE['policy'])})",
     )  # fmt: skip
     live.add_argument("--tokens", type=int, metavar="N", help=f"tokens of each text (default {LIVE['tokens']})")
-    live.add_argument("--rounds", type=int, metavar="N", help="turns of each policy (default 3)")
+    live.add_argument("--rounds", type=int, metavar="N", help=f"turns of each policy (default {LIVE['rounds']})")
     live.add_argument("--prompt", metavar="TEXT", help="decode this one text and show each step; --policy default dcut")
     live.add_argument("--pair", type=Path, metavar="DIR", help="drafter and target (default examples/tiny_pair)")
     replay = demo.add_argument_group("replay", "recorded drafts against published step costs")

@@ -1,6 +1,7 @@
 """Every policy of the engine writes the text of plain decoding, however requests are batched, packed and cached."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,20 +11,35 @@ from scipy.stats import chisquare
 from tokenizers import Tokenizer
 
 import dcut_kernels
+from dcut_kernels.cost import AngelSlimRatios, CostTable, interpolate
+from dcut_kernels.cost import profile as measure
 from dcut_kernels.demo.compare import compare
-from dcut_kernels.engine import Engine, Request, StepCosts, bucket_depths, load_pair, profile
+from dcut_kernels.engine import Engine, Request, bucket_depths, load_pair, profile
 from dcut_kernels.engine.cache import PagedCache
-from dcut_kernels.engine.policies import parse
+from dcut_kernels.engine.costs import SETTLE
+from dcut_kernels.engine.engine import PROBED
+from dcut_kernels.engine.policies import FORMS, parse
 from dcut_kernels.engine.requests import Scheduler
-from dcut_kernels.engine.sampling import sample
 from dcut_kernels.integration import Drafts
 from dcut_kernels.models import Config, Drafter, Target
+from dcut_kernels.sampling import sample
 
 PAIR = Path(__file__).parents[1] / "examples" / "tiny_pair"
-POLICIES = ("full", "uniform-3", "uniform-7", "ratio-0.25", "ratio-0.5", "ratio-0.75", "dcut")
+POLICIES = (
+    "full", "uniform-3", "uniform-7", "ratio-0.25", "ratio-0.5", "ratio-0.75",
+    "dcut", "dcut-early_stop", "dcut-history", "dcut-auto",
+)  # fmt: skip
 TOKENS = {0.0: 16, 1.0: 10}  # by temperature; noise takes time
+
+
+def costs_of(rows, plain_ms=None):
+    """Costs at batches 1 and 64 of no and all drafts, and all buckets on the line between."""
+    ends = CostTable((1, 64), rows, AngelSlimRatios((0.0, 1.0), 15), plain_ms)
+    return interpolate(ends, AngelSlimRatios(tuple(depth / 15 for depth in bucket_depths(15)), 15))
+
+
 # what steps cost is no matter for the text; these make D-cut move between its buckets
-COSTS = StepCosts([1, 64], [0, 15], [[3.0, 7.0], [20.0, 110.0]], [2.0, 12.0])
+COSTS = costs_of(((3.0, 7.0), (20.0, 110.0)), (1.2, 18.0))
 TIES = []  # texts that parted at a tie, over all tests of this file
 
 
@@ -225,21 +241,23 @@ def test_what_policies_ask_of_the_operator():
     assert parse("ar").options(some_drafts([0, 0], [1, 1])) == {"budget": 2}
     assert [parse(f"ratio-{ratio}").options(decode)["budget"] for ratio in (0.01, 0.25, 0.3)] == [2, 8, 10]
     assert parse("ratio-0.25").options(mixed) == {"budget": 34}
-    assert parse("dcut").options(decode) == {}
+    plans = [parse(name)[3:] for name in ("dcut", "dcut-early_stop", "dcut-history-auto", "full")]
+    assert plans == [("argmax", False), ("early_stop", False), ("history", True), (None, False)]
     options = parse("uniform-3").options(decode)
     assert options["budget"] == 32
     assert options["max_keep"].tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("name", ["", "fast", "uniform", "uniform-x", "ratio-0", "ratio-1.5", "ratio-nan", "dcut-1"])
+@pytest.mark.parametrize(
+    "name", ["", "fast", "uniform", "uniform-x", "ratio-0", "ratio-1.5", "ratio-nan", "dcut-1", "-auto", "full-auto"]
+)
 def test_unknown_policy(name):
-    forms = "ar, full, dcut, uniform-K with K drafts, ratio-R with 0 < R < 1"
-    with pytest.raises(ValueError, match=f"^policy: expected {forms}, got '{name}'$"):
+    with pytest.raises(ValueError, match=f"^policy: expected {re.escape(FORMS)}, got '{name}'$"):
         parse(name)
 
 
 def test_errors_name_the_argument(pair):
-    with pytest.raises(ValueError, match=r"^costs: expected StepCosts for policy 'dcut', got None$"):
+    with pytest.raises(ValueError, match=r"^costs: expected a CostTable for policy 'dcut', got None$"):
         Engine(*pair, "dcut")
     engine = Engine(*pair, "ar", max_len=40)
     message = r"^prompt: expected 1 to 30 tokens \(max_len 40, max_tokens 10\), got "
@@ -259,8 +277,8 @@ def test_errors_name_the_argument(pair):
 
 
 def test_costs_decide_how_much_is_verified(pair, prompts):
-    flat = StepCosts([1, 64], [0, 15], [[5.0, 5.0], [5.0, 5.0]], [5.0, 5.0])
-    steep = StepCosts([1, 64], [0, 15], [[1.0, 900.0], [1.0, 9000.0]], [5.0, 5.0])
+    flat = costs_of(((5.0, 5.0), (5.0, 5.0)))
+    steep = costs_of(((1.0, 900.0), (1.0, 9000.0)))
     steps = []
     Engine(*pair, "dcut", steep, max_batch=8).generate(prompts[:8], TOKENS[0.0], on_step=steps.append)
     assert sum(sum(s.keep_lens) for s in steps if int(s.drafts.base_lens.max()) == 1) == 0
@@ -277,43 +295,16 @@ def test_costs_decide_how_much_is_verified(pair, prompts):
     assert max(pruned, default=0) < 2**-30  # adds nothing to the expected tokens
 
 
-def test_buckets_and_their_costs():
-    costs = StepCosts([2, 4], [0, 1, 3], [[10.0, 12.0, 20.0], [20.0, 26.0, 50.0]], [8.0, 16.0])
-    budgets, prices = costs.table(2, 2)
-    assert budgets.tolist() == [2, 3, 4, 5, 6, 7, 8]
-    assert prices.tolist() == [10.0, 11.0, 12.0, 14.0, 16.0, 18.0, 20.0]
-    budgets, prices = costs.table(3, 3)  # between two measured batches
-    assert budgets.tolist() == [3, 4, 6, 7, 9, 10, 12]
-    assert prices.tolist() == [15.0, 17.0, 19.0, 23.0, 27.0, 31.0, 35.0]
-    budgets, prices = costs.table(2, 8)  # six prompt tokens in the same step
-    assert budgets.tolist() == [8, 9, 10, 11, 12, 13, 14]
-    assert prices.tolist() == pytest.approx([20.0, 21.0, 22.0, 24.0, 26.0, 28.0, 30.0])
-    beyond = costs.table(9, 9)[1]
-    assert beyond.tolist() == [20.0, 23.0, 26.0, 32.0, 38.0, 44.0, 50.0]
-    assert budgets.dtype == torch.int32
-    assert prices.dtype == torch.float32
-
-
 def test_depths_of_the_buckets():
     assert bucket_depths(15) == [0, 0.5, 1, 1.5, 2, 2.5, *range(3, 16)]
     assert bucket_depths(2) == [0, 0.5, 1, 1.5, 2]
     assert bucket_depths(0) == [0]
 
 
-def test_costs_are_saved_and_restored(tmp_path):
-    costs = StepCosts([1, 8], [0, 15], [[1.0, 2.0], [3.0, 4.5]], [0.5, 2.5], "a machine")
-    costs.save(tmp_path / "costs.json")
-    assert StepCosts.load(tmp_path / "costs.json") == costs
-    old = tmp_path / "old.json"
-    old.write_text('{"schema_version": 0}', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"old\.json: expected step costs of schema version 1, got 0$"):
-        StepCosts.load(old)
-
-
 def test_profile_takes_the_median_of_whole_steps(monkeypatch):
     """An engine whose steps take a known time on a clock of their own."""
     clock = {"now": 0.0}
-    calls = []
+    calls, settle = [], SETTLE
 
     class Stub:
         block_size = 16
@@ -321,19 +312,89 @@ def test_profile_takes_the_median_of_whole_steps(monkeypatch):
         def run_step(self, batch, tokens, drafting=True):
             turn = sum(call == (batch, tokens, drafting) for call in calls)
             calls.append((batch, tokens, drafting))
-            noise = (50, 3, 0, 9)[turn]  # the first turn warms up
-            clock["now"] += (tokens * (0.5 if tokens == 6 else 1) + 10 * drafting + noise) / 1000
+            slow = (5, 3, 1, 1, 2)[turn // (1 if tokens > 2 else settle + 1)]  # of the turn; the first one warms up
+            clock["now"] += slow * (tokens * (0.5 if tokens == 6 else 1) + 10 * drafting) / 1000
 
-    monkeypatch.setattr("dcut_kernels.engine.costs.time.perf_counter", lambda: clock["now"])
-    costs = profile(Stub(), [2], [0, 1, 2], repeats=3, on_step=lambda: None)
-    assert costs.plain_ms == pytest.approx([5])
-    assert costs.step_ms == [pytest.approx([15, 17, 17])]  # 16 for the deepest, but costs never decrease
-    assert calls == [(2, 2, False), (2, 2, True), (2, 4, True), (2, 6, True)] * 4
+    monkeypatch.setitem(measure.__kwdefaults__, "clock", lambda: clock["now"])
+    costs = profile(Stub(), [2], [0, 1, 2], repeats=4)
+    assert costs.plain_ms == pytest.approx([3])
+    assert costs.costs_ms == (pytest.approx([18, 19.125, 20.25, 20.25, 20.25]),)  # 21 and 19.5: costs never decrease
+    assert costs.rule.budgets(2) == (2, 3, 4, 5, 6)
+    first, plain = [(2, 2, True)] * (settle + 1), [(2, 2, False)] * (settle + 1)
+    assert calls == [*first, (2, 4, True), (2, 6, True), *plain] * 5
 
 
-def test_profiled_steps_commit_nothing(pair):
+DEAR = costs_of(((50.0, 70.0), (500.0, 900.0)), (1.0, 9.0))  # drafted steps, at 1 and 10 requests; and plain ones
+
+
+def test_plain_steps_where_drafting_does_not_pay(pair, prompts):
+    """Drafting at fifty times the price of plain decoding: after a first step, only probes draft."""
+    engine, steps = Engine(*pair, "dcut-auto", DEAR, max_batch=4), []
+    texts = engine.generate(prompts[:4], 40, on_step=steps.append)
+    assert texts == Engine(*pair, "ar", max_batch=4).generate(prompts[:4], 40)
+    metrics = engine.planner.metrics
+    assert metrics.steps == sum(int(step.drafts.draft_lens.max()) > 0 for step in steps) < 4
+    assert metrics.plain > 20
+    cheap = Engine(*pair, "dcut-auto", costs_of(((1.0, 1.5), (10.0, 20.0)), (1.0, 10.0)), max_batch=4)
+    cheap.generate(prompts[:4], 40)
+    assert (cheap.planner.metrics.plain, cheap.planner.metrics.probes) == (0, 0)
+    always, steps = Engine(*pair, "dcut", DEAR, max_batch=4), []
+    always.generate(prompts[:4], 40, on_step=steps.append)
+    assert (always.planner.metrics.plain, always.planner.metrics.probes) == (0, 0)
+
+
+def test_probes_draft_a_few_rows_and_read_what_they_missed(pair, prompts):
+    """Drafts after plain steps are those of an engine that reads the same text as its prompt."""
+    engine, probes = Engine(*pair, "dcut-auto", DEAR, max_batch=10, max_len=200), []
+    engine.planner.gate.probe_every = 7
+    requests = engine.submit(prompts[:10], 30)
+    while not any(request.finished for request in requests):
+        texts = [[*request.prompt, *request.output] for request in engine.scheduler.running]
+        step = engine.step()
+        rows = step.drafts.draft_lens.nonzero()[:, 0].tolist()
+        assert len(rows) <= PROBED
+        probes += [(texts[row], step.drafts.draft_ids[row], step.drafts.confidence[row]) for row in rows]
+    assert len(probes) > 2 * PROBED
+    for text, draft_ids, confidence in probes[-PROBED:]:
+        drafts = first_drafts(pair, text[:-1])
+        assert drafts.bonus_ids.tolist() == text[-1:]
+        assert drafts.draft_ids[0].tolist() == draft_ids.tolist()
+        torch.testing.assert_close(drafts.confidence[0], confidence, rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture
+def read(pair, monkeypatch):
+    """Positions that the drafter reads, call by call."""
+    counts, context = [], pair[1].context
+    monkeypatch.setattr(pair[1], "context", lambda features, at: counts.append(len(at)) or context(features, at))
+    return counts
+
+
+def test_the_drafter_reads_each_position_once(pair, prompts, read):
+    engine = Engine(*pair, "full", max_batch=3)
+    requests, checked = engine.submit(prompts[:3], 12), 0
+    while not any(request.finished for request in requests):
+        drafts = engine.step().drafts
+        if int((drafts.draft_lens > 0).sum()) == 3:
+            assert sum(read) == int(drafts.seq_lens.sum())
+            checked += 1
+    assert checked > 2
+
+
+def first_drafts(pair, prompt):
+    """What follows a prompt and its first token."""
+    engine = Engine(*pair, "full", max_batch=1, max_len=200)
+    engine.scheduler.waiting.append(request := engine.request(prompt, 20))
+    while request.in_prompt or not request.output:
+        engine.step()
+    return engine.step().drafts
+
+
+def test_profiled_steps_commit_nothing(pair, read):
     engine = Engine(*pair, "full", max_batch=4)
     engine.run_step(3, 20)
+    assert len({request.last_position for request in engine.scheduler.running}) == 3
+    read.clear()
     before = [list(request.output) for request in engine.scheduler.running]
     seen = []
     handle = pair[0].layers[0].mlp.gate_proj.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
@@ -343,6 +404,7 @@ def test_profiled_steps_commit_nothing(pair):
     finally:
         handle.remove()
     assert seen == [20, 48, 3, 3]
+    assert read == [6, 6, 6]  # two tokens a request, as after a step that commits them
     assert [request.output for request in engine.scheduler.running] == before
     engine.run_step(2, 8)
     assert len(engine.scheduler.running) == 2

@@ -11,10 +11,11 @@ from rich.console import Console
 
 import dcut_kernels
 from dcut_kernels.__main__ import LIVE, PAIR_FILES, main
+from dcut_kernels.cost import CostTable
 from dcut_kernels.demo import run as replay
 from dcut_kernels.demo.live import report
 from dcut_kernels.demo.live import run as live
-from dcut_kernels.engine import Engine, StepCosts
+from dcut_kernels.engine import Engine
 
 PAIR = LIVE["pair"]
 PARTS = ("draft", "select", "verify", "rest")
@@ -51,8 +52,9 @@ def test_run_writes_what_it_promises(finished):
     assert summary["environment"]["threads"] == torch.get_num_threads()
     expected = [(n, policy) for n in (1, 4) for policy in ("ar", "full", *POLICIES)]
     assert [(row["concurrency"], row["policy"]) for row in summary["rows"]] == expected
-    costs = StepCosts.load(out / "step_costs.json")
-    assert (costs.batches, costs.depths) == ([1, 2, 4], [0, 1, 2, 3, 5, 7, 11, 15])
+    costs = CostTable.load(out / "step_costs.json")
+    assert costs.batches == (1, 2, 4)
+    assert costs.rule.budgets(2) == (2, 3, 4, 5, 6, 7, *range(8, 33, 2))
     for name in ("speedup", "step_time", "kept_depth"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -116,7 +118,7 @@ def test_interrupted_runs_leave_the_costs(tmp_path, monkeypatch, capsys):
         run_cli("--pair", PAIR, "--concurrency", 1, "--prompts", 1, "--tokens", 4, "--out", tmp_path)
     assert error.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
-    assert StepCosts.load(tmp_path / "step_costs.json").batches == [1]
+    assert CostTable.load(tmp_path / "step_costs.json").batches == (1,)
 
 
 @pytest.mark.parametrize("policy", ["dcut", "uniform-2", "ar"])

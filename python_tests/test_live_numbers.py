@@ -184,6 +184,10 @@ def test_closing_sentences():
     assert report.closing_sentences(plain_only) == [
         "Plain decoding is faster than full depth at 1, 8 and 64 requests at a time."
     ]
+    both = [row("ar", n, 1.0, 1.0) for n in (1, 8)] + [row("full", n, 0.5, 0.5) for n in (1, 8)]
+    both += [row("dcut", 1, 1.2, 1.2), row("dcut", 8, 0.9, 0.9)]
+    *_, auto = report.closing_sentences([*both, row("dcut-auto", 1, 1.08, 1.1), row("dcut-auto", 8, 0.98, 1.0)])
+    assert auto.endswith("where that is faster (dcut-auto), relative to the best policy: 0.90 at 1, 0.98 at 8.")
     fast = [row("ar", 1, 0.5, 1.0), row("full", 1, 1.0, 2.0)]
     assert report.closing_sentences(fast) == ["Plain decoding is slower than full depth and D-cut everywhere."]
 

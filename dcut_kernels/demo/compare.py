@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine.sampling import gumbel
 from ..models import Target
+from ..sampling import gumbel
 
 TIE = 1e-4  # two logits this close, in float64, are a tie: float32 rounding depends on how a batch is packed
 

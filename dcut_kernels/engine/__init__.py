@@ -4,8 +4,8 @@ Start with `Engine.step`: draft, select, verify, commit.
 """
 
 from ..models import load_pair
-from .costs import StepCosts, bucket_depths, profile
+from .costs import bucket_depths, profile
 from .engine import Engine, Step
 from .requests import Request
 
-__all__ = ["Engine", "Request", "Step", "StepCosts", "bucket_depths", "load_pair", "profile"]
+__all__ = ["Engine", "Request", "Step", "bucket_depths", "load_pair", "profile"]

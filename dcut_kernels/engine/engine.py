@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from ..batch import VerifyBatch
+from ..cost import CostTable
 from ..integration import Drafts, select
 from ..models import Drafter, Target
+from ..planner import Planner
+from ..sampling import Dice, reject, sample
 from .cache import PagedCache
-from .costs import StepCosts
 from .policies import Policy, parse
 from .requests import Request, Scheduler
-from .sampling import sample
+
+PROBED = 4  # most rows that draft where plain decoding seems to win
 
 
 class Step(NamedTuple):
@@ -41,9 +44,10 @@ class Engine:
     target, drafter : Target, Drafter
         Models, see `dcut_kernels.engine.load_pair`.
     policy : str
-        "ar", "full", "dcut", "uniform-K" or "ratio-R".
-    costs : StepCosts, optional
-        Measured costs of this engine on this machine; "dcut" needs them.
+        "ar", "full", "uniform-K", "ratio-R", or "dcut", "dcut-early_stop" or "dcut-history", each of which may be
+        followed by "-auto": it then does not draft where plain decoding is faster.
+    costs : CostTable, optional
+        Measured costs of this engine on this machine; D-cut needs them.
     max_batch : int
         Requests that run together.
     max_len : int
@@ -53,7 +57,10 @@ class Engine:
     chunk : int
         Prompt tokens that a request reads per step.
     temperature : float
-        0 is greedy; above, the target is sampled with noise fixed by the seed of each request.
+        0 is greedy; above, the target is sampled.
+    dice : Dice, optional
+        Draws drafts too, which rejection sampling then verifies; their scores are ``"shifted"``.  Without it drafts are
+        greedy, and the target's noise is fixed by the seed of each request.
     eos : int
         Token that ends a text.
     """
@@ -63,27 +70,37 @@ class Engine:
         target: Target,
         drafter: Drafter,
         policy: str = "dcut",
-        costs: StepCosts | None = None,
+        costs: CostTable | None = None,
         *,
         max_batch: int = 64,
         max_len: int = 256,
         block_size: int = 16,
         chunk: int = 32,
         temperature: float = 0.0,
+        dice: Dice | None = None,
         eos: int = 0,
     ) -> None:
         self.target, self.drafter = target, drafter
         self.policy: Policy = parse(policy)
-        if self.policy.needs_costs and costs is None:
-            raise ValueError(f"costs: expected StepCosts for policy {policy!r}, got None")
-        self.costs, self.temperature, self.eos = costs, temperature, eos
+        self.temperature, self.dice, self.eos = temperature, dice, eos
+        self.drafted = self.draft_probs = torch.zeros(0)  # of this step: rows with drafts, and [rows, D, vocab]
+        self.planner: Planner | None = None
+        if self.policy.plan:
+            if costs is None:
+                raise ValueError(f"costs: expected a CostTable for policy {policy!r}, got None")
+            self.planner = Planner(
+                costs, max_batch, drafter.draft_len, policy=self.policy.plan, lookup="linear",
+                score="shifted" if dice else "inclusive", draft_sampling="sampled" if dice else "greedy",
+            )  # fmt: skip
         self.draft_len, self.block_size, self.chunk, self.max_len = drafter.draft_len, block_size, chunk, max_len
         self.row_blocks = -(-(max_len + self.draft_len) // block_size)
         blocks = max_batch * self.row_blocks
         self.scheduler = Scheduler(max_batch, blocks, block_size, self.draft_len)
         self.target_cache = PagedCache(target.config, blocks, block_size)
         self.drafter_cache = PagedCache(drafter.config, blocks, block_size)
-        self.buffers: dict[tuple[int, int], VerifyBatch] = {}  # by rows and buckets
+        self.features = torch.zeros(blocks * block_size, len(target.feature_layers) * target.config.hidden_size)
+        self.unread = torch.zeros(blocks * block_size, dtype=torch.bool)  # slots whose features no draft has read yet
+        self.buffers: dict[int, VerifyBatch] = {}  # by rows
 
     @torch.inference_mode()
     def step(self) -> Step:
@@ -100,6 +117,8 @@ class Engine:
         tokens = self.verify(drafts, batch)
         times.append(time.perf_counter())
         accepted, committed = self.commit(drafts, batch, tokens.tolist())
+        if self.planner and len(self.drafted):
+            self.planner.observe(self.scheduler.running, batch, drafts.draft_lens.tolist(), accepted)
         times.append(time.perf_counter())
         update, draft, choose, verify, commit = (b - a for a, b in pairwise(times))
         return Step(
@@ -120,7 +139,9 @@ class Engine:
         ends = [r.cached + n - 1 if r.in_prompt else r.last_position for r, n in zip(rows, base, strict=True)]
         bonus = [r.prompt[end] if r.in_prompt else r.output[-1] for r, end in zip(rows, ends, strict=True)]
         left = [0 if r.in_prompt else min(self.draft_len, r.max_tokens - len(r.output) - 1) for r in rows]
-        if not (self.policy.drafts if drafting is None else drafting):
+        if drafting is None:
+            left = self._worth_drafting(left)
+        elif not drafting:
             left = [0] * len(rows)
         drafts = Drafts(
             confidence=torch.zeros(len(rows), self.draft_len),
@@ -133,7 +154,7 @@ class Engine:
                 [r.blocks + [0] * (self.row_blocks - len(r.blocks)) for r in rows], dtype=torch.int32
             ),
         )
-        chosen = drafts.draft_lens.nonzero()[:, 0]
+        self.drafted = chosen = drafts.draft_lens.nonzero()[:, 0]
         if len(chosen):
             confidence, draft_ids = self._draft(
                 drafts.bonus_ids[chosen], drafts.seq_lens[chosen], drafts.block_table[chosen]
@@ -141,8 +162,20 @@ class Engine:
             drafts.confidence[chosen], drafts.draft_ids[chosen] = confidence, draft_ids
         return drafts
 
+    def _worth_drafting(self, left: list[int]) -> list[int]:
+        """Drafts of each row: all that are left, none, or where it is only to be seen whether they pay, a few rows'."""
+        if self.planner is None or not self.policy.auto:
+            return left if self.policy.drafts else [0] * len(left)
+        rows = [row for row, n in enumerate(left) if n > 0]
+        if not rows or not self.planner.should_draft(len(left)):
+            return [0] * len(left)
+        if self.planner.probing:
+            rows = rows[:: -(-len(rows) // PROBED)]
+        return [n if row in rows else 0 for row, n in enumerate(left)]
+
     def _draft(self, bonus_ids: Tensor, seq_lens: Tensor, block_table: Tensor) -> tuple[Tensor, Tensor]:
         """Draft every given row: confidence [n, D] and draft tokens [n, D]."""
+        self._catch_up(seq_lens, block_table)
         block = self.draft_len + 1
         positions = seq_lens[:, None] + torch.arange(block)
         slots = block_table.gather(1, positions // self.block_size).long() * self.block_size
@@ -152,23 +185,43 @@ class Engine:
         attend = self.drafter_cache.attention(slots, rows)
         hidden = self.drafter(self.target.embed_tokens(bonus_ids), seq_lens, attend)
         logits = self.target.logits(hidden.contiguous())
+        if self.dice:
+            self.draft_probs = (logits / self.temperature).softmax(-1)
+            draft_ids = self.dice.draw(self.draft_probs)
+            return self.draft_probs.gather(-1, draft_ids[..., None])[..., 0], draft_ids
         best, draft_ids = logits.max(-1)
         return (best - logits.logsumexp(-1)).exp(), draft_ids
+
+    def _catch_up(self, seq_lens: Tensor, block_table: Tensor) -> None:
+        """Let the drafter read what was verified since it last drafted for these rows."""
+        positions = torch.arange(int(seq_lens.max()))
+        slots = block_table[:, positions // self.block_size].long() * self.block_size + positions % self.block_size
+        new = self.unread[slots] & (positions < seq_lens[:, None])
+        slots, positions = slots[new], positions.expand_as(slots)[new]
+        for layer, (keys, values) in enumerate(self.drafter.context(self.features[slots], positions)):
+            self.drafter_cache.write(layer, slots, keys, values)
+        self.unread[slots] = False
 
     def select(self, drafts: Drafts, budget: int | None = None) -> VerifyBatch:
         """Choose and pack with this engine's policy, or with a given budget."""
         rows = len(drafts.bonus_ids)
         capacity = rows * max(self.chunk, self.draft_len + 1)
+        drafting = int((drafts.draft_lens > 0).sum())
+        if self.planner and budget is None and drafting:
+            base_tokens = int(drafts.base_lens.sum())
+            self.planner.begin(self.scheduler.running, base_tokens)
+            tables = self.planner.tables(drafting, base_tokens)
+            return self.planner.select(
+                drafts.confidence, drafts.draft_ids, drafts.bonus_ids, drafts.seq_lens, tables=tables,
+                capacity=capacity, draft_lens=drafts.draft_lens, base_lens=drafts.base_lens,
+                block_table=drafts.block_table, block_size=self.block_size,
+            )  # fmt: skip
         options = self.policy.options(drafts) if budget is None else {"budget": budget}
-        if self.costs is None or options:
-            budgets, costs = torch.tensor([capacity], dtype=torch.int32), torch.ones(1)
-        else:
-            budgets, costs = self.costs.table(int((drafts.draft_lens > 0).sum()), int(drafts.base_lens.sum()))
-        key = (rows, len(budgets))
-        if key not in self.buffers:
-            self.buffers[key] = VerifyBatch.allocate(rows, self.draft_len, len(budgets), capacity, torch.int64)
+        if rows not in self.buffers:
+            self.buffers[rows] = VerifyBatch.allocate(rows, self.draft_len, 1, capacity, torch.int64)
+        budgets, costs = torch.tensor([capacity], dtype=torch.int32), torch.ones(1)
         return select(
-            drafts, budgets, costs, block_size=self.block_size, capacity=capacity, out=self.buffers[key], **options
+            drafts, budgets, costs, block_size=self.block_size, capacity=capacity, out=self.buffers[rows], **options
         )
 
     def verify(self, drafts: Drafts, batch: VerifyBatch) -> Tensor:
@@ -178,13 +231,27 @@ class Engine:
         positions, slots = batch.positions[:total], batch.slot_mapping[:total]
         groups = self.target_cache.rows(batch.cu_seqlens, batch.kv_lens, drafts.block_table, causal=True)
         hidden, features = self.target(batch.token_ids[:total], positions, self.target_cache.attention(slots, groups))
-        if self.policy.drafts:  # rejected drafts leave keys behind that the next step overwrites before it reads them
-            for layer, (keys, values) in enumerate(self.drafter.context(features, positions)):
-                self.drafter_cache.write(layer, slots, keys, values)
+        if self.policy.drafts:  # those of rejected drafts are overwritten before they are read
+            self.features.index_copy_(0, slots, features)
+            self.unread.index_fill_(0, slots, True)
         verified = batch.logits_indices[: int(batch.keep_lens.sum()) + len(rows)].long()
+        if self.dice:
+            return self._reject(self.target.logits(hidden[verified]), batch, verified)
         seeds = [rows[i].seed for i in batch.request_ids[verified].tolist()] if self.temperature else []
         places = (positions[verified] + 1).tolist() if self.temperature else []
         return sample(self.target.logits(hidden[verified]), self.temperature, seeds, places)
+
+    def _reject(self, logits: Tensor, batch: VerifyBatch, verified: Tensor) -> Tensor:
+        """Tokens of rejection sampling: drafts that are accepted, and one more after the last of each row."""
+        assert self.dice is not None
+        row_of = torch.zeros(len(batch.keep_lens), dtype=torch.int64)
+        row_of[self.drafted] = torch.arange(len(self.drafted))
+        behind = torch.cat((verified[1:], verified[:1]))  # the draft that each position decides about
+        index, following = batch.draft_index[behind].long(), batch.token_ids[behind]
+        row, k = row_of[index.clamp(min=0) // self.draft_len], index % self.draft_len
+        draft = self.draft_probs[row, k] if len(self.draft_probs) else torch.ones_like(logits)
+        target = (logits / self.temperature).softmax(-1)
+        return reject(target, draft, torch.where(index < 0, -1, following), self.dice)
 
     def _fill_in_prompts(self, drafts: Drafts, batch: VerifyBatch) -> None:
         """Write the prompt tokens in front of each bonus token."""
@@ -221,6 +288,10 @@ class Engine:
             raise RuntimeError("run_step: expected an engine without requests of its own")
         if len(self.scheduler.running) != batch:
             self._stand_in(batch)
+        rows = self.scheduler.running
+        newest = torch.tensor([r.last_position for r in rows])[:, None] - torch.tensor([1, 2])
+        blocks = torch.tensor([r.blocks for r in rows]).gather(1, newest // self.block_size)
+        self.unread[blocks * self.block_size + newest % self.block_size] = True  # about what a step would commit
         drafts = self.propose(drafting)
         self.verify(drafts, self.select(drafts, budget=tokens))
 
@@ -229,8 +300,10 @@ class Engine:
         for request in self.scheduler.running:
             request.finished = True
         noise = torch.Generator().manual_seed(batch)
-        prompts = torch.randint(2, self.target.config.vocab_size, (batch, self.max_len // 2), generator=noise).tolist()
-        self.scheduler.waiting.extend(Request(prompt, self.max_len // 2, stand_in=True) for prompt in prompts)
+        prompts = torch.randint(2, self.target.config.vocab_size, (batch, self.max_len), generator=noise).tolist()
+        for row, prompt in enumerate(prompts):  # of different lengths, as texts in progress are
+            read = self.max_len // 4 + (2 * row + 1) * self.max_len // (4 * batch)
+            self.scheduler.waiting.append(Request(prompt[:read], self.max_len - read, stand_in=True))
         self.step()
         while any(request.in_prompt for request in self.scheduler.running):
             self.step()

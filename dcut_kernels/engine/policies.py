@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from ..integration import Drafts
 
-FORMS = "ar, full, dcut, uniform-K with K drafts, ratio-R with 0 < R < 1"
+Plan = Literal["argmax", "early_stop", "history"]
+AUTO = "-auto"
+FORMS = (
+    "ar, full, uniform-K with K drafts, ratio-R with 0 < R < 1, dcut, dcut-early_stop, dcut-history, "
+    "or one of these three with -auto behind it to decode plainly where that is faster"
+)
+PLANS: dict[str, Plan] = {"dcut": "argmax", "dcut-early_stop": "early_stop", "dcut-history": "history"}
 
 
 class Policy(NamedTuple):
-    """One way to choose; at most one of `depth` and `ratio` is set, and D-cut sets neither."""
+    """One way to choose; at most one of `depth`, `ratio` and `plan` is set."""
 
     name: str
     depth: int | None = None
     ratio: float | None = None
+    plan: Plan | None = None  # policy of ``select_and_pack``
+    auto: bool = False  # whether the drafter may rest
 
     @property
     def drafts(self) -> bool:
         """Whether the drafter runs at all."""
         return self.name != "ar"
 
-    @property
-    def needs_costs(self) -> bool:
-        return self.name == "dcut"
-
     def options(self, drafts: Drafts) -> dict[str, Any]:
         """Options of ``select_and_pack`` that express the policy for one step."""
-        if self.needs_costs:
-            return {}
         base, rows = int(drafts.base_lens.sum()), int((drafts.draft_lens > 0).sum())
         depth = drafts.confidence.shape[1]
         if self.ratio is not None:  # the paper's K, for the rows that have drafts
@@ -51,8 +53,10 @@ def parse(name: str) -> Policy:
         If there is none of this name.
     """
     kind, _, value = name.partition("-")
-    if name in ("ar", "full", "dcut"):
+    if name in ("ar", "full"):
         return Policy(name)
+    if (plan := PLANS.get(name.removesuffix(AUTO))) is not None:
+        return Policy(name, plan=plan, auto=name.endswith(AUTO))
     if kind == "uniform" and value.isdecimal():
         return Policy(name, depth=int(value))
     try:

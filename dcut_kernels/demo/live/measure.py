@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ...engine import Engine, Step, StepCosts, profile
+from ...cost import CostTable
+from ...engine import Engine, Step, profile
 from ...models import Drafter, Target
 
-DEPTHS = (0, 1, 2, 3, 5, 7, 11)  # measured besides the whole draft
-REPEATS = 5
+DEPTHS = (0, 1, 2, 3, 7)  # measured besides the whole draft
+REPEATS = 9
 FEWEST = 4  # prompts at any concurrency
 SHORTEST = 64  # of max_len: leaves the profile room for whole drafts
 
@@ -30,8 +31,8 @@ class Turn(NamedTuple):
 
 
 def prompts_of(concurrency: int, most: int) -> int:
-    """Prompts decoded at a concurrency: few requests at a time are slow, so they get fewer prompts."""
-    return min(most, max(FEWEST, concurrency))
+    """Prompts decoded at a concurrency: twice as many, so that a request that ends makes room for another."""
+    return min(most, max(FEWEST, 2 * concurrency))
 
 
 def powers_up_to(most: int) -> list[int]:
@@ -41,7 +42,7 @@ def powers_up_to(most: int) -> list[int]:
 
 def measure_costs(
     target: Target, drafter: Drafter, concurrency: int, max_len: int, on_step: Callable[[int], None]
-) -> StepCosts:
+) -> CostTable:
     """Step costs C(B, K) on this machine, for batches up to a concurrency.
 
     Parameters
@@ -58,8 +59,7 @@ def measure_costs(
     batches = powers_up_to(concurrency)
     depths = [depth for depth in DEPTHS if depth < drafter.draft_len] + [drafter.draft_len]
     engine = Engine(target, drafter, "full", max_batch=concurrency, max_len=max(max_len, SHORTEST))
-    steps = len(batches) * (len(depths) + 1) * (REPEATS + 1)
-    return profile(engine, batches, depths, REPEATS, lambda: on_step(steps))
+    return profile(engine, batches, depths, REPEATS, on_step)
 
 
 def take_turns(

@@ -119,12 +119,14 @@ def closing_sentences(rows: Sequence[dict[str, Any]]) -> list[str]:
     if ranked:
         sentences.append(_ranking_sentence(*ranked))
     sentences.append(_plain_sentence(tables))
+    if "dcut-auto" in tables[0]:
+        sentences.append(_auto_sentence(tables))
     return sentences
 
 
 def _dcut_sentence(table: dict[str, dict[str, Any]]) -> str:
     dcut, full = table["dcut"], table["full"]
-    fixed = {name: row["speedup"] for name, row in table.items() if name not in ("ar", "full", "dcut")}
+    fixed = {name: row["speedup"] for name, row in table.items() if name.startswith(("uniform", "ratio"))}
     against = f"{dcut['speedup']:.2f} times the tokens/s of full depth"
     if fixed:
         best = max(fixed, key=lambda name: fixed[name])
@@ -170,3 +172,11 @@ def _plain_sentence(tables: Sequence[dict[str, dict[str, Any]]]) -> str:
     if not parts:
         return "Plain decoding is slower than full depth and D-cut everywhere."
     return f"Plain decoding is faster {', '.join(parts)} requests at a time."
+
+
+def _auto_sentence(tables: Sequence[dict[str, dict[str, Any]]]) -> str:
+    shares = [table["dcut-auto"]["speedup"] / max(row["speedup"] for row in table.values()) for table in tables]
+    found = ", ".join(
+        f"{share:.2f} at {table['ar']['concurrency']}" for share, table in zip(shares, tables, strict=True)
+    )
+    return f"D-cut that decodes plainly where that is faster (dcut-auto), relative to the best policy: {found}."

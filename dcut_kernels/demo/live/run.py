@@ -13,7 +13,8 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from ... import __version__
-from ...engine import Engine, Step, StepCosts, load_pair
+from ...cost import CostTable
+from ...engine import Engine, Step, load_pair
 from ...models import Drafter, Target
 from ..compare import Comparison, compare
 from ..report import count
@@ -71,7 +72,7 @@ def run_stream(console: Console, pair: Pair, args: argparse.Namespace, error: Ca
     if not 1 <= len(prompt) <= most:
         error(f"argument --prompt: expected 1 to {most} tokens, got {len(prompt)}")
     max_len = len(prompt) + args.tokens
-    costs = costs_with_progress(console, pair, 1, max_len) if args.policy[0] == "dcut" else None
+    costs = costs_with_progress(console, pair, 1, max_len) if args.policy[0].startswith("dcut") else None
     engine = Engine(pair.target, pair.drafter, args.policy[0], costs, max_batch=1, max_len=max_len)
     console.print(stream.heading())
     steps: list[Step] = []
@@ -92,7 +93,7 @@ def run_stream(console: Console, pair: Pair, args: argparse.Namespace, error: Ca
     console.print(pair.tokenizer.decode(text), markup=False, soft_wrap=True)
 
 
-def costs_with_progress(console: Console, pair: Pair, concurrency: int, max_len: int) -> StepCosts:
+def costs_with_progress(console: Console, pair: Pair, concurrency: int, max_len: int) -> CostTable:
     """Measure the step costs, with a progress bar."""
     with progress_bar(console) as progress:
         task = progress.add_task(f"{'step costs here':<16}", total=None)
@@ -174,7 +175,7 @@ def save(
     console: Console,
     args: argparse.Namespace,
     rows: Sequence[dict[str, Any]],
-    costs: StepCosts,
+    costs: CostTable,
     heat_map: Turn | None,
     draft_len: int,
 ) -> None:
@@ -184,7 +185,7 @@ def save(
     summary = {
         "schema_version": report.SCHEMA_VERSION,
         "arguments": arguments,
-        "environment": environment() | {"threads": torch.get_num_threads(), "costs_of": costs.device},
+        "environment": environment() | {"threads": torch.get_num_threads(), "costs_of": str(costs.fingerprint)},
         "rows": list(rows),
     }
     path = args.out / "summary.json"
