@@ -22,7 +22,14 @@ SAMPLE = {
 }
 CHECKS = {
     *("i >= active", "slot >= 0", "slot < rows.slots", "p > 0", "p <= rows.draft_len", "at + 4 <= drafts"),
-    *("at + 1 < drafts", "first + g < n", "lane() < n", "r < buckets.count", "at < out.rows.capacity - j"),
+    *(
+        "at + 1 < drafts",
+        "first + g < n",
+        "lane() >= n",
+        "lane() < gained",
+        "r < buckets.count",
+        "at < out.rows.capacity - j",
+    ),
     *("position < 0", "position >= t.max_blocks * size", "id < 0", "i < rows.batch", "lane() < warps()", "exists(j)"),
     *("clamp(__ldg(rows.num_reqs), 0, rows.batch)", "clamp(__ldg(rows.draft_lens + i), 0, row.drafts)"),
 }
