@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .cost import CostTable, integer_envelope
+from .cost._values import number, require
+
+KNOWN = 4096  # steps whose buckets are kept
 
 
 class StepTables(NamedTuple):
@@ -55,7 +59,9 @@ class Buckets:
 
     def set_latency(self, latency_ms: float | None) -> None:
         """Disable the buckets of steps that take longer, but for the cheapest of each batch; None enables all."""
-        self._latency_ms = float("inf") if latency_ms is None else latency_ms
+        latency_ms = float("inf") if latency_ms is None else number("latency_ms", latency_ms)
+        require("latency_ms", not math.isnan(latency_ms), "milliseconds or None", latency_ms)
+        self._latency_ms = latency_ms
         self.dense.costs.copy_(self._within(self._all_costs))
         self.dense = self.dense._replace(host=(self.dense.budgets.tolist(), self.dense.costs.tolist()))
         self._steps.clear()
@@ -64,6 +70,8 @@ class Buckets:
         """Buckets of a step; arguments as of `CostTable.step`."""
         key = rows, base_tokens
         if key not in self._steps:
+            if len(self._steps) == KNOWN:
+                self._steps.clear()
             budgets, costs = self.table.step(rows, base_tokens, self.lookup)
             envelope = None
             if self.convex:

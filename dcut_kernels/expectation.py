@@ -24,8 +24,8 @@ class Expectation:
         Tokens committed by a request that verifies 1 to ``D + 1`` tokens; empty before the first observation.
     promised, kept : float
         Averages of what scores promised of a request's step, and of what it committed.
-    seen : float
-        Requests' steps so far, up to `memory`.
+    seen, judged : float
+        Requests' steps so far, up to `memory`; and all in which what was promised is known.
     """
 
     draft_len: int
@@ -34,9 +34,16 @@ class Expectation:
     promised: float = 0.0
     kept: float = 0.0
     seen: float = 0.0
+    judged: float = 0.0
 
     def update(
-        self, rows: int, budgets: Sequence[int], gains: Sequence[float], promised: float, kept: int, steps: int = 1
+        self,
+        rows: int,
+        budgets: Sequence[int],
+        gains: Sequence[float],
+        promised: float | None,
+        kept: int,
+        steps: int = 1,
     ) -> None:
         """Learn from a step.
 
@@ -49,7 +56,7 @@ class Expectation:
         gains : sequence of float [R]
             Expected tokens of each bucket.
         promised, kept : float, int
-            Expected tokens of what was verified, and tokens that were committed.
+            Expected tokens of what was verified, None if no bucket says so, and tokens that were committed.
         steps : int
             Steps since the last observation, this one included; it stands for them, up to an eighth of the memory.
         """
@@ -59,8 +66,11 @@ class Expectation:
         weight = count / (self.seen + count)
         self.seen = min(self.seen + count, self.memory)
         self.curve = [a + weight * (b - a) for a, b in zip(self.curve or new, new, strict=True)]
-        self.promised += weight * (promised / rows - self.promised)
-        self.kept += weight * (kept / rows - self.kept)
+        if promised is not None:
+            weight = count / (min(self.judged, self.memory) + count)
+            self.judged += count
+            self.promised += weight * (promised / rows - self.promised)
+            self.kept += weight * (kept / rows - self.kept)
 
     def rate(self, rows: int, budgets: Sequence[int], costs: Sequence[float]) -> float:
         """Most tokens per unit of cost that some bucket promises, corrected by how promises were kept.
@@ -76,7 +86,7 @@ class Expectation:
         if not self.curve:
             return 0.0
         kept = self.kept / self.promised if self.promised > 0 else 1.0
-        honest = (self.seen * kept + PRIOR) / (self.seen + PRIOR)
+        honest = (self.judged * kept + PRIOR) / (self.judged + PRIOR)
         pairs = [(k, c) for k, c in zip(budgets, costs, strict=True) if 0 < c < float("inf") and k >= rows]
         return max((honest * rows * self._tokens(k / rows) / c for k, c in pairs), default=0.0)
 

@@ -66,7 +66,7 @@ class Gate:
         accepted: Sequence[int],
         budgets: Sequence[int],
         gains: Sequence[float],
-        promised: float,
+        promised: float | None,
     ) -> None:
         """Learn from a step of which some rows had drafts.
 
@@ -78,16 +78,21 @@ class Gate:
             Tokens of each bucket that are no prompt's.
         gains : sequence of float [R]
             Expected tokens of each bucket.
-        promised : float
-            Expected tokens of what was verified.
+        promised : float, optional
+            Expected tokens of what was verified, where a bucket says so.
         """
         rows = sum(n > 0 for n in drafts)
         idle, most = len(drafts) - rows, rows + sum(drafts)
         tokens = [min(max(budget - idle, rows), most) for budget in budgets]
         committed = sum(n + 1 for n, had in zip(accepted, drafts, strict=True) if had > 0)
         gains = [gain - idle for gain in gains]
-        self.expectation.update(rows, tokens, gains, promised - idle, committed, self.idle + 1)
+        net = None if promised is None else promised - idle
+        self.expectation.update(rows, tokens, gains, net, committed, self.idle + 1)
         self.idle = 0
+        self.forget_rates()
+
+    def forget_rates(self) -> None:
+        """Something that rates depend on has changed: what is known of tokens, or costs."""
         self._rates.clear()
 
     def state(self) -> dict[str, Any]:
@@ -98,4 +103,4 @@ class Gate:
         """What `state` returned, once more."""
         self.expectation = Expectation(**state["expectation"])
         self.idle, self.drafting = state["idle"], state["drafting"]
-        self._rates.clear()
+        self.forget_rates()

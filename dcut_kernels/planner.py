@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from . import ops
+from ._planner_checks import OWN, check_accepted, check_call, check_options, check_rows, check_state, counts
 from .batch import VerifyBatch
 from .buckets import Buckets, StepTables
 from .calibration import Calibration
+from .carried import INT32_MAX, CarriedBudget, NextBudget
 from .cost import CostTable
 from .gate import Gate
 from .lossless import ConfidenceSource, DrafterKind, DraftSampling, Policy, Score, require_lossless
 from .metrics import UNIT, Metrics, RequestStats
 from .ranks import Ranks
-
-INT32_MAX = 2**31 - 1
-
-
-class NextBudget(NamedTuple):
-    """What the host has read of the next budget."""
-
-    calls: int  # of `select` so far, modulo 2^32
-    tokens: int  # tokens of the step; 2^31 - 1: everything
 
 
 class Planner:
@@ -124,6 +118,7 @@ class Planner:
         device: torch.device | str = "cpu",
     ) -> None:
         kind: Policy = policy
+        check_options(table, draft_len, policy, floor, floor_every, min_gain, probe_every, capacity, authority, agree)
         require_lossless(
             draft_sampling=draft_sampling, confidence_source=confidence_source, score=score, policy=kind,
             drafter=drafter, allow_biased=allow_biased,
@@ -137,11 +132,8 @@ class Planner:
         self.buckets.set_latency(latency_ms)
         self.calibration = calibration
         self._curves = None if calibration is None else calibration.table().to(self.device)
-        self.next_budget = torch.tensor([INT32_MAX, 0], dtype=torch.int32, device=self.device)
-        self.host_budget = torch.full((1,), INT32_MAX, pin_memory=self.device.type == "cuda")
-        carried = {"budget": self.next_budget[:1], "next_budget": self.next_budget, "host_budget": self.host_budget}
-        self._carried = carried if policy == "history" else {}
-        self._base: int | None = None  # base tokens of the last step
+        self._carried = CarriedBudget(self.device)
+        self.next_budget, self.host_budget = self._carried.next_budget, self._carried.host_budget
         self._min_keep = torch.zeros(max_batch, dtype=torch.int32, device=self.device)
         self._weight = torch.ones(max_batch, device=self.device) if priorities else None
         self._priority: dict[Hashable, float] = {}
@@ -149,7 +141,7 @@ class Planner:
         self.metrics = Metrics([0] * (self.buckets.dense.budgets.shape[1] + 1))
         self.gate = Gate(draft_len, probe_every, min_gain)
         self.probing, self._steps = False, 0
-        self._used = self.buckets.dense  # in the last step
+        self._used: dict[int, StepTables] = {}  # by the address of the decision that they led to
         self._ranks = Ranks(group) if authority == "rank0" or agree else None
         self._follows = authority == "rank0" and dist.get_rank(group) != 0
         self._leads = authority == "rank0" and not self._follows
@@ -164,6 +156,7 @@ class Planner:
             Milliseconds of a step.
         """
         self.buckets.set_latency(latency_ms)
+        self.gate.forget_rates()
 
     def tables(self, rows: int, base_tokens: int) -> StepTables:
         """Buckets of a step in which prompts are read, or in which not every row has drafts; for `select`.
@@ -216,23 +209,20 @@ class Planner:
             Row by row.
         base_tokens : int, optional
             Tokens of the step that are no drafts, by default one a row.  Under "history" the budget of the last step
-            grows and shrinks with them.
+            grows and shrinks with them, where buckets follow the batch; numbers of tokens stay what they are.
         """
+        check_rows(len(requests), self.max_batch)
         self._steps += 1
+        follows = self.table.rule.follows_batch and not self._agrees
+        base_tokens = len(requests) if base_tokens is None else base_tokens
+        self._carried.begin(base_tokens if follows else None)
         if self._ranks is not None and self._agrees:
             self._ranks.finish(self.next_budget)
-        if self.policy == "history" and not self._agrees:
-            self._follow_base(len(requests) if base_tokens is None else base_tokens)
+            self._carried.publish()
         if self.floor_every > 0:
             self._min_keep.fill_(self.floor if self._steps % self.floor_every == 0 else 0)
         if self._weight is not None:
             self._weight[: len(requests)] = torch.tensor([self._priority.get(request, 1.0) for request in requests])
-
-    def _follow_base(self, base_tokens: int) -> None:
-        grown, self._base = 0 if self._base is None else base_tokens - self._base, base_tokens
-        if grown:
-            budget = self.next_budget[:1]
-            budget.copy_(torch.where(budget == INT32_MAX, budget, (budget + grown).clamp(min=0)))
 
     def select(
         self,
@@ -250,7 +240,7 @@ class Planner:
         Parameters
         ----------
         confidence, draft_ids, bonus_ids, seq_lens, **options
-            As in `select_and_pack`.
+            As in `select_and_pack`, but for what the planner sets itself.
         tables : StepTables, optional
             Buckets of this step, of `tables`, instead of those of its batch size.
         capacity : int, optional
@@ -261,30 +251,34 @@ class Planner:
         VerifyBatch
             The planner's own buffers for this batch size, overwritten by the next step of that size.
         """
-        batch = bonus_ids.shape[0]
+        batch = check_rows(len(bonus_ids), self.max_batch)
+        own = {"min_keep": self._min_keep if self.floor_every else None, "weight": self._weight}
+        own = {name: values[:batch] for name, values in own.items() if values is not None}
+        check_call(confidence, self.draft_len, options, OWN | set(own))
+        options |= own
         used = tables or self.buckets.dense
         budgets, costs, envelope, _ = used
         capacity = capacity or self.capacity or batch * (self.draft_len + 1)
         if envelope is not None:
             options["envelope"] = envelope
-        options |= self._carried
+        if self.policy == "history":
+            options |= self._carried.options
         if self._curves is not None:
             options["calibration"] = self._curves
-        if self.floor_every > 0:
-            options["min_keep"] = self._min_keep[:batch]
-        if self._weight is not None:
-            options["weight"] = self._weight[:batch]
         if self._ranks is not None and self._follows:
             return self._ranks.follow(self._backend, batch, draft_ids, bonus_ids, seq_lens, capacity, options)
-        self._used = used
+        agreed = self.next_budget[:1].clone() if self._agrees else None
         out = self._backend.select_and_pack(
             confidence, draft_ids, bonus_ids, seq_lens, budgets, costs, policy=self.policy, score=self.score,
             capacity=capacity, out=self._out(batch, budgets.shape[-1], capacity), **options,
         )  # fmt: skip
         if self._ranks is not None and self._leads:
             self._ranks.lead(out)
-        if self._ranks is not None and self._agrees:
+        if self._ranks is not None and agreed is not None:
+            total, padded = out.decision[2:3], out.decision[3:]  # ranks that keep less pad to the same size
+            padded.copy_(torch.where(agreed == INT32_MAX, padded, torch.maximum(total, agreed)))
             self._ranks.start(out.gains, budgets, costs, batch)
+        self._used[out.decision.data_ptr()] = used
         return out
 
     def _out(self, batch: int, buckets: int, capacity: int) -> VerifyBatch:
@@ -298,10 +292,10 @@ class Planner:
     def read_next(self) -> NextBudget:
         """The newest budget that the host can see, without waiting for the device.
 
-        Compare `NextBudget.calls` with that of the step before to tell a new budget from a stale one.
+        Compare `NextBudget.calls` with that of the step before to tell a new budget from a stale one.  After `begin` it
+        is that of the coming step, with the base tokens that came and went.
         """
-        word = int(self.host_budget)
-        return NextBudget(word >> 32 & 0xFFFFFFFF, word & 0xFFFFFFFF)
+        return self._carried.read()
 
     def observe(
         self,
@@ -317,22 +311,24 @@ class Planner:
         requests : sequence of hashable [B]
             Row by row, as in `begin`.
         batch : VerifyBatch
-            What `select` returned, before the next step overwrites it.
+            What `select` returned, before the next step with as many rows overwrites it; copies are not known.
         draft_lens : sequence of int [B]
             Drafts that existed; rows without any (prompts) teach nothing about drafting.
         accepted : sequence of int [B]
             Drafts that the target accepted.
         """
-        rows = len(requests)
+        rows = check_rows(len(requests), self.max_batch)
         kept = batch.keep_lens[:rows].tolist()
-        budgets, _ = self._used.row(rows)
+        draft_lens, accepted = counts("draft_lens", draft_lens, rows), counts("accepted", accepted, rows)
+        check_accepted(accepted, kept)
+        budgets, _ = self._used.get(batch.decision.data_ptr(), self.buckets.dense).row(rows)
         bucket, used, total, padded = batch.decision.tolist()
         if bucket < 0:
             bucket = budgets.index(padded) if padded in budgets else len(budgets)
         gains = [gain / UNIT for gain in batch.gains.tolist()]
-        promised = gains[bucket] if bucket < len(gains) and total <= budgets[bucket] else 0.0
-        self.metrics.add(requests, draft_lens, kept, accepted, bucket, promised)
-        if promised > 0 and any(draft_lens):
+        promised = gains[bucket] if bucket < len(gains) and total <= budgets[bucket] else None  # floors keep more
+        self.metrics.add(requests, draft_lens, kept, accepted, bucket, promised or 0.0)
+        if gains and any(draft_lens):
             prompts = used - sum(kept) - rows
             self.gate.learn(draft_lens, accepted, [budget - prompts for budget in budgets], gains, promised)
 
@@ -345,8 +341,17 @@ class Planner:
         Parameters
         ----------
         batch : int
-            Requests of the step; those that still read their prompts count, for it is their time too.
+            Requests of the step; those that still read their prompts count, for it is their time too.  With
+            ``authority="rank0"`` every rank asks, and all get the answer of rank 0.
         """
+        if self._ranks is not None and self._follows:
+            return self._ranks.hear(self.device)
+        drafts = self._should_draft(check_rows(batch, self.max_batch))
+        if self._ranks is not None and self._leads:
+            self._ranks.say(drafts, self.device)
+        return drafts
+
+    def _should_draft(self, batch: int) -> bool:
         plain = self.table.plain_at(batch, self.lookup) if batch > 0 else None
         self.probing = plain is not None and not self.gate.expectation.curve
         if plain is None or self.probing or self.gate.pays(batch, *self.buckets.dense.row(batch), plain):
@@ -358,32 +363,40 @@ class Planner:
 
     def state_dict(self) -> dict[str, Any]:
         """What is worth keeping over a restart; `load_state_dict` of a planner made alike restores it."""
-        return {
-            "next_budget": self.next_budget.tolist(),
-            "metrics": self.metrics.state(),
-            "gate": self.gate.state(),
-            "priority": dict(self._priority),
-            "steps": self._steps,
-            "calibration": None if self._curves is None else self._curves.tolist(),
-        }
+        fit: dict[str, Tensor] = {}
+        if isinstance(self.calibration, torch.nn.Module):
+            fit = self.calibration.state_dict()
+        return copy.deepcopy(
+            {
+                "rule": repr(self.table.rule),
+                "draft_len": self.draft_len,
+                "carried": self._carried.state(),
+                "metrics": self.metrics.state(),
+                "gate": self.gate.state(),
+                "priority": dict(self._priority),
+                "steps": self._steps,
+                "calibration": {name: values.tolist() for name, values in fit.items()},
+            }
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore what `state_dict` returned, the fit of the calibration included if it is a ``torch.nn.Module``.
 
         Raises
         ------
         ValueError
             If it belongs to a planner of another draft length or of other buckets.
         """
-        buckets, draft_len = len(state["metrics"]["buckets"]) - 1, state["gate"]["expectation"]["draft_len"]
-        if buckets != self.buckets.dense.budgets.shape[1]:
-            raise ValueError(f"state: expected {self.buckets.dense.budgets.shape[1]} buckets, got {buckets}")
-        if draft_len != self.draft_len:
-            raise ValueError(f"state: expected draft length {self.draft_len}, got {draft_len}")
-        self.next_budget.copy_(torch.tensor(state["next_budget"], dtype=torch.int32))
+        check_state(state, repr(self.table.rule), self.draft_len)
+        state = copy.deepcopy(dict(state))
+        self._carried.restore(state["carried"])
         self.metrics = Metrics.of(state["metrics"])
         self.gate.restore(state["gate"])
-        self._priority = dict(state["priority"])
+        self._priority = state["priority"]
         self._steps = state["steps"]
-        if state["calibration"] is not None and self._curves is not None:
-            self._curves.copy_(torch.tensor(state["calibration"], dtype=torch.int32))
+        if state["calibration"] and isinstance(self.calibration, torch.nn.Module):
+            known = self.calibration.state_dict()
+            self.calibration.load_state_dict(
+                {n: torch.tensor(v, dtype=known[n].dtype) for n, v in state["calibration"].items()}
+            )
+            self.calibrate()

@@ -45,6 +45,15 @@ class Ranks:
         packed = backend.pack_prefixes(keep_lens, draft_ids, bonus_ids, seq_lens, capacity=capacity, **packing)
         return packed._replace(decision=message[rows:])
 
+    def say(self, yes: bool, device: torch.device) -> None:
+        """Rank 0: send an answer."""
+        self._send(torch.tensor([yes], dtype=torch.int32, device=device))
+
+    def hear(self, device: torch.device) -> bool:
+        """The others: the answer of rank 0."""
+        self._send(message := torch.empty(1, dtype=torch.int32, device=device))
+        return bool(message)
+
     def _send(self, message: Tensor) -> None:
         source = 0 if self.group is None else dist.get_global_rank(self.group, 0)
         dist.broadcast(message, source, self.group)

@@ -38,16 +38,20 @@ def test_the_average_forgets() -> None:
 
 def test_promises_count_by_how_they_were_kept() -> None:
     learned = Expectation(draft_len=1, memory=1024.0)
-    for seen in range(8, 800, 8):
+    for seen in range(8, 8000, 8):
         learned.update(8, [16], [16.0], promised=16.0, kept=8)
         honest = (seen * 0.5 + PRIOR) / (seen + PRIOR)
         assert learned.rate(8, [16], [1.0]) == pytest.approx(16 * honest)
+    before = learned.kept, learned.promised, learned.judged
+    learned.update(8, [16], [8.0], promised=None, kept=8)  # a floor kept more than the bucket holds
+    assert (learned.kept, learned.promised, learned.judged) == before
+    assert learned.curve[1] < 2
 
 
 def gate(gain: float, min_gain: float = 0.0) -> Gate:
     """A gate that has learned what two tokens of a request bring."""
     made = Gate(1, 5, min_gain)
-    made.expectation = Expectation(draft_len=1, curve=[1.0, gain], promised=1.0, kept=1.0, seen=100.0)
+    made.expectation = Expectation(draft_len=1, curve=[1.0, gain], promised=1.0, kept=1.0, seen=100.0, judged=100.0)
     return made
 
 

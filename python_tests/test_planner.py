@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -88,6 +90,7 @@ def test_the_carried_budget_grows_and_shrinks_with_prompts() -> None:
         budget, before = max(0, budget + base_tokens - before), base_tokens
         assert made.next_budget.tolist() == [budget, 1]
         made.next_budget[0] = budget = 40
+        made.host_budget.fill_((1 << 32) + 40)
     fresh = planner(policy="history", score="shifted")
     for base_tokens in (3, 5):
         fresh.begin(NAMES, base_tokens)
@@ -228,7 +231,7 @@ def test_saved_and_restored() -> None:
     assert other.metrics == made.metrics
     assert other.gate.state() == made.gate.state()
     assert run(other) == run(made)
-    with pytest.raises(ValueError, match="state: expected 2 buckets, got 4"):
+    with pytest.raises(ValueError, match=r"state: expected rule TokenCounts.* got PaperRatios"):
         planner(CostTable((8,), ((1.0, 2.0),), TokenCounts((8, 64)))).load_state_dict(made.state_dict())
 
 
@@ -236,3 +239,143 @@ def test_another_backend() -> None:
     made = planner(backend=backends.get("reference"))
     made.begin(NAMES)
     assert_same(made.select(*TOKENS), select_and_pack(*TOKENS, *TABLE.dense(BATCH)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "fixed"}, "policy: expected one of argmax, early_stop, history, got 'fixed'"),
+        ({"floor": -1}, "floor: expected an int from 0 to 2147483647, got -1"),
+        ({"floor_every": 1.5}, "floor_every: expected an int from 0 to 2147483647, got 1.5"),
+        ({"probe_every": 0}, "probe_every: expected an int from 1 to 2147483647, got 0"),
+        ({"min_gain": math.nan}, "min_gain: expected 0 or more, got nan"),
+        ({"capacity": 0}, "capacity: expected an int from 1 to 2147483647, got 0"),
+        ({"authority": "rank1"}, "authority: expected 'all' or 'rank0', got 'rank1'"),
+        ({"agree": True, "authority": "rank0"}, "agree: expected False with authority='rank0', got True"),
+        ({"agree": True}, "agree: expected False with policy 'argmax', got True"),
+        ({"latency_ms": math.nan}, "latency_ms: expected milliseconds or None, got nan"),
+        ({"latency_ms": "5"}, "latency_ms: expected a number, got '5'"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        planner(**options)
+
+
+def test_tables_and_rows_have_to_fit() -> None:
+    with pytest.raises(ValueError, match=r"^table: expected buckets for 5 drafts \(draft_len\), got 7$"):
+        Planner(TABLE, BATCH, 5)
+    with pytest.raises(ValueError, match=r"^table: expected a CostTable, got NoneType$"):
+        Planner(None, BATCH, 5)  # type: ignore[arg-type]
+    made, message = planner(), r"^requests: expected 0 to 8 rows \(max_batch\), got 9$"
+    more = [torch.cat([t, t[:1]]) for t in TOKENS]
+    for call in (lambda: made.begin(range(9)), lambda: made.select(*more), lambda: made.should_draft(9)):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(ValueError, match=r"^confidence: expected 7 columns \(draft_len\), got 3$"):
+        made.select(TOKENS[0][:, :3].contiguous(), TOKENS[1][:, :3].contiguous(), *TOKENS[2:])
+
+
+@pytest.mark.parametrize("name", ["min_keep", "weight", "budget", "calibration", "policy"])
+def test_what_the_planner_sets_is_left_to_it(name: str) -> None:
+    made = planner(floor_every=2, priorities=True)
+    with pytest.raises(ValueError, match=f"^{name}: expected to be left to the planner, got a value$"):
+        made.select(*TOKENS, **{name: torch.ones(BATCH)})
+    assert planner().select(*TOKENS, min_keep=torch.full((BATCH,), 7, dtype=torch.int32)).keep_lens.tolist() == [7] * 8
+
+
+def test_observations_are_checked_before_they_count() -> None:
+    made = planner()
+    made.begin(NAMES)
+    batch = made.select(*TOKENS)
+    before, kept = made.state_dict(), batch.keep_lens.tolist()
+    for draft_lens, accepted, message in (
+        ([7] * BATCH, [100] * BATCH, f"accepted: expected 0 to {kept[0]}, the drafts kept of its row, got 100"),
+        ([7] * BATCH, [-1] * BATCH, f"accepted: expected 0 to {kept[0]}, the drafts kept of its row, got -1"),
+        ([7] * BATCH, [0.5] * BATCH, f"accepted: expected 8 ints, got {[0.5] * BATCH}"),
+        ([7] * 3, [0] * BATCH, "draft_lens: expected 8 ints, got [7, 7, 7]"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            made.observe(NAMES, batch, draft_lens, accepted)
+    assert made.state_dict() == before
+    made.observe(NAMES, batch, torch.full((BATCH,), 7), torch.zeros(BATCH, dtype=torch.int64))
+    assert json.dumps(made.state_dict()["metrics"]["steps"]) == "1"
+
+
+def test_a_late_observation_knows_the_tables_of_its_step() -> None:
+    late, now = planner(), planner()
+    for made in (late, now):
+        made.begin(NAMES)
+        first = made.select(*TOKENS)
+        if made is now:
+            made.observe(NAMES, first, [7] * BATCH, [0] * BATCH)
+        made.begin(NAMES[:3], 50)
+        made.select(*[t[:3] for t in TOKENS], tables=made.tables(3, 50), base_lens=torch.tensor([48, 1, 1]).int())
+        if made is late:
+            made.observe(NAMES, first, [7] * BATCH, [0] * BATCH)
+    assert late.metrics == now.metrics
+    assert late.gate.state() == now.gate.state()
+
+
+def test_a_latency_budget_reaches_the_decision_to_draft() -> None:
+    made = planner(CostTable((8,), ((30.0, 31.0, 32.0, 6.0),), RATIOS, plain_ms=(4.0,)), latency_ms=31.5, min_gain=0.0)
+    feed(made, torch.full((BATCH, DRAFT_LEN), 0.95), 4, 4)
+    assert made.should_draft(BATCH)
+    made.gate.drafting = None
+    before = made.should_draft(BATCH)
+    made.set_latency(5.0)
+    made.set_latency(None)
+    assert (before, made.should_draft(BATCH)) == (True, True)
+    made.buckets.dense.host[1][-1][-1] = 30.0
+    assert made.should_draft(BATCH)  # known since the last observation
+    made.gate.forget_rates()
+    assert not made.should_draft(BATCH)
+
+
+def test_floors_do_not_keep_the_gate_from_learning() -> None:
+    cheap = CostTable((8,), ((5.0, 50.0, 60.0, 70.0),), RATIOS, plain_ms=(4.0,))
+    made = planner(cheap, floor=7, floor_every=1)
+    feed(made, torch.full((BATCH, DRAFT_LEN), 0.01), 0, 3)
+    assert made.gate.expectation.curve != []
+    assert not made.should_draft(BATCH)
+
+
+def test_states_are_copies_and_belong_to_their_buckets() -> None:
+    made, state = planner(policy="history"), None
+    for _ in range(2):
+        run(made)
+    state = made.state_dict()
+    first, second = planner(policy="history"), planner(policy="history")
+    for restored in (first, second):
+        restored.load_state_dict(state)
+    run(first)
+    assert second.state_dict() == state
+    assert second.read_next() == made.read_next()
+    for restored in (made, second):
+        restored.begin(NAMES[:4], 20)
+    assert made.read_next() == second.read_next()
+    assert second.next_budget.tolist() == made.next_budget.tolist()
+    with pytest.raises(ValueError, match="^state: expected draft_len 3, got 7$"):
+        Planner(CostTable((8,), ((1.0,),), TokenCounts((64,))), BATCH, 3).load_state_dict(
+            state | {"rule": "TokenCounts(counts=(64,))"}
+        )
+
+
+def test_the_fit_of_a_calibration_is_saved() -> None:
+    rates = PositionRates(DRAFT_LEN)
+    made = planner(calibration=rates)
+    rates.update(torch.full((BATCH,), 7), torch.zeros(BATCH, dtype=torch.int64))
+    fresh = PositionRates(DRAFT_LEN)
+    other = planner(calibration=fresh)
+    other.load_state_dict(made.state_dict())
+    assert torch.equal(fresh.table(), rates.table())
+    assert torch.equal(other._curves, rates.table())  # type: ignore[arg-type]
+
+
+def test_captured_sizes_are_carried_as_they_are() -> None:
+    made = planner(CostTable((8,), ((5.0, 6.0, 8.0, 30.0),), TokenCounts((8, 16, 32, 64))), policy="history")
+    run(made)
+    budget = made.read_next().tokens
+    for base_tokens in (3, 40):
+        made.begin(NAMES, base_tokens)
+        assert made.read_next().tokens == int(made.next_budget[0]) == budget

@@ -96,20 +96,22 @@ def test_rank_0_decides_where_floats_differ(tmp_path: Path) -> None:
 def agree(rank: int) -> list[Any]:
     """Ranks of different batches: buckets by step, each rank's own and the one agreed on."""
     planner = Planner(TABLE, 8, DRAFT_LEN, policy="history", score="shifted", agree=True)
-    noise, budgets, gains = torch.Generator().manual_seed(rank), [], []
+    noise, budgets, gains, padded, read = torch.Generator().manual_seed(rank), [], [], [], []
     for step in range(200):
         batch = 8 if (step + rank) % 2 else 5
         confidence = torch.rand(batch, DRAFT_LEN, generator=noise) ** (0.2 if rank else 1.5)
         planner.begin(range(batch))
+        read.append(planner.read_next().tokens)
         result = planner.select(confidence, *tokens(batch))
         budgets.append(int(result.decision[1]))
+        padded.append(int(result.decision[3]))
         gains.append(result.gains.tolist())
     planner._ranks.finish(planner.next_budget)
-    return [int(planner.next_budget[0]), budgets, gains]
+    return [int(planner.next_budget[0]), budgets, gains, padded, read]
 
 
 def test_data_parallel_ranks_agree_on_the_next_bucket(tmp_path: Path) -> None:
-    (last_0, budgets_0, gains_0), (last_1, budgets_1, gains_1) = both(tmp_path, agree)
+    (last_0, budgets_0, gains_0, *sizes_0), (last_1, budgets_1, gains_1, *sizes_1) = both(tmp_path, agree)
     raw, costs = (table[-1].tolist() for table in TABLE.dense(8))
     for step in range(1, 201):
         sums = [a + b for a, b in zip(gains_0[step - 1], gains_1[step - 1], strict=True)]
@@ -121,3 +123,23 @@ def test_data_parallel_ranks_agree_on_the_next_bucket(tmp_path: Path) -> None:
             most = (8 if (step + rank) % 2 else 5) * (DRAFT_LEN + 1)
             assert budget == min(best, most)
     assert len(set(budgets_0)) > 1
+    assert sizes_0[0][1:] == sizes_1[0][1:] == sizes_0[1][1:] == sizes_1[1][1:]  # what they pad to, and what they read
+
+
+def ask(rank: int) -> list[Any]:
+    """Only rank 0 sees gains; the others have to follow its answers."""
+    dear = CostTable((8,), ((50.0, 60.0, 70.0, 80.0),), TABLE.rule, plain_ms=(4.0,))
+    planner, answers = Planner(dear, 8, DRAFT_LEN, authority="rank0", probe_every=5), []
+    for _ in range(20):
+        answers.append(planner.should_draft(8))
+        if answers[-1]:
+            planner.begin(range(8))
+            result = planner.select(torch.full((8, DRAFT_LEN), 0.5), *tokens(8))
+            planner.observe(range(8), result, [DRAFT_LEN] * 8, [0] * 8)
+    return [answers]
+
+
+def test_all_draft_when_rank_0_does(tmp_path: Path) -> None:
+    first, second = both(tmp_path, ask)
+    assert first == second
+    assert set(first[0]) == {True, False}

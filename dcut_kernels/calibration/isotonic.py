@@ -79,7 +79,8 @@ def fit_isotonic(
         Fit one curve to all positions.
     strength : float
         Pseudo-observations per curve that are calibrated already, spread evenly over confidences ``2^(-j / 8)``.  They
-        keep rates above 0, and the curve at the identity where there are no data.
+        keep rates above 0, and the curve at the identity where there are no data.  One with an observation within half
+        a step counts at that confidence.
 
     Returns
     -------
@@ -114,10 +115,13 @@ def fit_isotonic(
 def _fit(confidence: Tensor, outcome: Tensor, weight: Tensor, strength: float) -> PiecewiseLinear:
     """Curve of observations [n] and pseudo-observations; equal confidences are one point."""
     prior = grid()
-    points, place = torch.cat([confidence.cpu(), prior]).unique(return_inverse=True)
+    confidence = confidence.cpu()
+    if len(confidence):
+        prior = _beside(prior, confidence.unique())
+    points, place = torch.cat([confidence, prior]).unique(return_inverse=True)
     weights = torch.cat([weight.cpu(), torch.full_like(prior, strength / len(prior))])
     total = torch.zeros_like(points).index_add(0, place, weights)
-    sums = torch.zeros_like(points).index_add(0, place, weights * torch.cat([outcome.cpu(), prior]))
+    sums = torch.zeros_like(points).index_add(0, place, weights * torch.cat([outcome.cpu(), grid()]))
     points, sums, total = (part[total > 0] for part in (points, sums, total))
     if not len(points):
         return PiecewiseLinear(torch.tensor([0.0, 1.0]).double(), torch.tensor([0.0, 1.0]).double())
@@ -126,3 +130,12 @@ def _fit(confidence: Tensor, outcome: Tensor, weight: Tensor, strength: float) -
     ends = torch.ones(1, dtype=torch.bool)
     corners = torch.cat([ends, steps]) | torch.cat([steps, ends])
     return PiecewiseLinear(points[corners], fitted[corners])
+
+
+def _beside(places: Tensor, observed: Tensor) -> Tensor:
+    """Each place moved to the nearest of some ascending confidences, if that is within half a step of `grid`."""
+    right = torch.searchsorted(observed, places).clamp(max=len(observed) - 1)
+    near = torch.stack([observed[(right - 1).clamp(min=0)], observed[right]])
+    distance = (near.log2() - places.log2()).abs()
+    closest, which = distance.min(0)
+    return torch.where(closest <= 1 / 16, near.gather(0, which[None])[0], places)

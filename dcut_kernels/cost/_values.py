@@ -27,7 +27,10 @@ def integer(name: str, value: Any, least: int = 1, most: int = INT32_MAX) -> int
 def number(name: str, value: Any) -> float:
     """A float, NaN and infinities included."""
     require(name, isinstance(value, Real) and not isinstance(value, bool), "a number", repr(value))
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: expected a number that a float holds, got one of more digits") from None
 
 
 def sequence(name: str, value: Any) -> Sequence[Any]:

@@ -126,7 +126,7 @@ def captured_cost(
     sizes, verify_ms, above
         As in `from_captured_sizes`.
     """
-    counts = token_counts("sizes", tuple(sizes))
+    counts, tokens = token_counts("sizes", tuple(sizes)), integer("tokens", tokens)
     require("verify_ms", len(verify_ms) == len(sizes), f"{len(sizes)} values, as in sizes", len(verify_ms))
     times, last = [number("verify_ms", time) for time in verify_ms], counts[-1]
     if tokens <= last:
@@ -176,7 +176,10 @@ def additive(
     rule, points = as_rule(budgets), _points("verify_ms", verify_ms)
 
     def verify(batch: int) -> list[float]:
-        return [_on_line(max(budget, points[0][0]), points) for budget in rule.budgets(batch)]
+        times = [(budget, _on_line(max(budget, points[0][0]), points)) for budget in rule.budgets(batch)]
+        for budget, time in times:
+            require("verify_ms", time > 0, "points whose line stays above 0", f"{time:.4g} ms at {budget} tokens")
+        return [time for _, time in times]
 
     return _sum(draft_ms, verify, rule, batches, plain_ms, fingerprint)
 

@@ -37,7 +37,7 @@ def read(path: Path) -> dict[str, Any]:
     """Fields of a `CostTable`, from a file that `write` wrote."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, got {error}") from None
     require(str(path), isinstance(content, dict), "a JSON object", type(content).__name__)
     version = content.get("schema_version", "none")

@@ -126,7 +126,8 @@ def _typical(times: Sequence[Sequence[float]]) -> list[float]:
     """
     turns = list(zip(*times, strict=False))  # a time limit may have cut the last one short
     totals = [sum(turn) for turn in turns]
-    shares = [[time / total for time, total in zip(kind, totals, strict=True)] for kind in zip(*turns, strict=True)]
+    kinds = [zip(kind, totals, strict=True) for kind in zip(*turns, strict=True)]
+    shares = [[time / total for time, total in kind if total] or [0.0] for kind in kinds]
     return [median(totals) * median(kind) for kind in shares]
 
 

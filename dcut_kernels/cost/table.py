@@ -79,7 +79,9 @@ class CostTable:
             if (values := getattr(self, name)) is not None:
                 times = tuple(number(name, time) for time in sequence(name, values))
                 require(name, len(times) == len(batches), f"{len(batches)} values, as in batches", len(times))
-                require(name, all(0 <= time < math.inf for time in times), "finite values of 0 and above", list(times))
+                least = all(time > 0 for time in times) if name == "plain_ms" else all(time >= 0 for time in times)
+                expected = f"finite values {'above 0' if name == 'plain_ms' else 'of 0 and above'}"
+                require(name, least and all(time < math.inf for time in times), expected, list(times))
                 object.__setattr__(self, name, times)
         object.__setattr__(self, "batches", batches)
         object.__setattr__(self, "costs_ms", tuple(rows))

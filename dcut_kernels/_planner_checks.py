@@ -1,0 +1,71 @@
+"""What a planner refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from torch import Tensor
+
+from .carried import INT32_MAX
+from .cost import CostTable
+from .cost._values import integer, number, require
+
+POLICIES = ("argmax", "early_stop", "history")
+OWN = {"budget", "next_budget", "host_budget", "envelope", "calibration", "policy", "score", "out"}
+
+
+def check_options(
+    table: CostTable, draft_len: int, policy: str, floor: int, floor_every: int, min_gain: float, probe_every: int,
+    capacity: int | None, authority: str, agree: bool,
+) -> None:  # fmt: skip
+    """Arguments of `Planner`."""
+    require("table", isinstance(table, CostTable), "a CostTable", type(table).__name__)
+    of_table = getattr(table.rule, "draft_len", draft_len)
+    require("table", of_table == draft_len, f"buckets for {draft_len} drafts (draft_len)", of_table)
+    for name, value, least in (
+        ("draft_len", draft_len, 0), ("floor", floor, 0), ("floor_every", floor_every, 0),
+        ("probe_every", probe_every, 1), ("capacity", 1 if capacity is None else capacity, 1),
+    ):  # fmt: skip
+        integer(name, value, least)
+    require("min_gain", 0 <= number("min_gain", min_gain) < INT32_MAX, "0 or more", min_gain)
+    require("policy", policy in POLICIES, f"one of {', '.join(POLICIES)}", repr(policy))
+    require("authority", authority in ("all", "rank0"), "'all' or 'rank0'", repr(authority))
+    require("agree", not agree or authority == "all", "False with authority='rank0'", agree)
+    require("agree", not agree or policy == "history", f"False with policy {policy!r}", agree)
+
+
+def check_rows(rows: int, max_batch: int) -> int:
+    """A number of rows."""
+    require("requests", 0 <= rows <= max_batch, f"0 to {max_batch} rows (max_batch)", rows)
+    return rows
+
+
+def check_call(confidence: Tensor, draft_len: int, options: Mapping[str, Any], own: set[str]) -> None:
+    """Arguments of `Planner.select`; `own` are the options that the planner sets."""
+    if confidence.dim() == 2:
+        columns = confidence.shape[1]
+        require("confidence", columns == draft_len, f"{draft_len} columns (draft_len)", columns)
+    for name in own & set(options):
+        require(name, options[name] is None, "to be left to the planner", "a value")
+
+
+def check_accepted(accepted: Sequence[int], kept: Sequence[int]) -> None:
+    """Accepted drafts of each row."""
+    for n, most in zip(accepted, kept, strict=True):
+        require("accepted", 0 <= n <= most, f"0 to {most}, the drafts kept of its row", n)
+
+
+def counts(name: str, values: Sequence[int] | Tensor, rows: int) -> list[int]:
+    """Whole numbers, one a row."""
+    given = values.tolist() if isinstance(values, Tensor) else list(values)
+    whole = len(given) == rows and all(isinstance(n, Integral) for n in given)
+    require(name, whole, f"{rows} ints", given)
+    return [int(n) for n in given]
+
+
+def check_state(state: Mapping[str, Any], rule: str, draft_len: int) -> None:
+    """What `Planner.load_state_dict` gets."""
+    for name, expected in (("rule", rule), ("draft_len", draft_len)):
+        require("state", state.get(name) == expected, f"{name} {expected}", state.get(name))
