@@ -398,3 +398,14 @@ ZERO = torch.zeros(2, dtype=torch.int32)
 def test_errors_name_the_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_isotonic_where_an_overconfident_drafter_lives() -> None:
+    """Nearly all confidences lie between the last entry of the table and 1, and half of the drafts are wrong."""
+    noise = torch.Generator().manual_seed(0)
+    confidence = 0.95 + 0.05 * torch.rand(20_000, 1, generator=noise, dtype=torch.float64)
+    accepted = torch.rand(20_000, 1, generator=noise, dtype=torch.float64) < 0.5
+    table = compile_table(calibration.fit_isotonic(confidence, accepted))
+    calibrated = calibration.apply(table, confidence.float())
+    assert (calibrated - 0.5).abs().mean() < 0.05
+    assert calibration.report(calibrated.float(), accepted).ece < 0.05

@@ -166,3 +166,12 @@ def test_errors(build: Any, message: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
         build()
     assert str(error.value) == message
+
+
+def test_lines_that_fall_below_zero_are_refused() -> None:
+    message = r"^verify_ms: expected points whose line stays above 0, got -3\.571 ms at 16 tokens$"
+    with pytest.raises(ValueError, match=message):
+        additive({1: 1.0}, {1: 5.0, 8: 1.0}, [4, 16])
+    for tokens in (0, -5):
+        with pytest.raises(ValueError, match=r"^tokens: expected an int from 1 to "):
+            captured_cost(tokens, [8], [1.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,21 @@ def test_fingerprint_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     assert Fingerprint.here("m", "e", "float16", "tp2").device.endswith(", 7 threads")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[" * 100_000, "expected JSON, got"), ('{"costs_ms": [[1]]}', "schema_version: expected 1, got none")],
+)
+def test_files_that_are_no_tables(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "nasty.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}.*{message}"):
+        CostTable.load(path)
+
+
+def test_numbers_that_no_float_holds() -> None:
+    with pytest.raises(ValueError, match=r"^costs_ms: expected a number that a float holds, got one of more digits$"):
+        CostTable((1,), ((10**400,),), TokenCounts((1,)))
+    with pytest.raises(ValueError, match=r"^plain_ms: expected finite values above 0, got \[0\.0\]$"):
+        CostTable((1,), ((1.0,),), TokenCounts((1,)), plain_ms=(0.0,))

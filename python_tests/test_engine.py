@@ -22,7 +22,7 @@ from dcut_kernels.engine.policies import FORMS, parse
 from dcut_kernels.engine.requests import Scheduler
 from dcut_kernels.integration import Drafts
 from dcut_kernels.models import Config, Drafter, Target
-from dcut_kernels.sampling import sample
+from dcut_kernels.sampling import Dice, sample
 
 PAIR = Path(__file__).parents[1] / "examples" / "tiny_pair"
 POLICIES = (
@@ -412,6 +412,25 @@ def test_profiled_steps_commit_nothing(pair, read):
     busy.scheduler.waiting.append(busy.request([5], 4))
     with pytest.raises(RuntimeError, match=r"^run_step: expected an engine without requests of its own$"):
         busy.run_step(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch": 0}, "max_batch: expected 1 or more, got 0"),
+        ({"block_size": 0}, "block_size: expected 1 or more, got 0"),
+        ({"chunk": 0}, "chunk: expected 1 or more, got 0"),
+        ({"temperature": -1.0}, "temperature: expected 0 or more, got -1.0"),
+        ({"temperature": float("nan")}, "temperature: expected 0 or more, got nan"),
+        ({"dice": Dice()}, "temperature: expected above 0 with dice, got 0.0"),
+    ],
+)
+def test_options_that_cannot_be(pair, options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Engine(*pair, "full", **options)
+    engine = Engine(*pair, "full", max_batch=2)
+    with pytest.raises(ValueError, match=r"^batch: expected 1 to 2 \(max_batch\), got 4$"):
+        engine.run_step(4, 8)
 
 
 def tiny_target():

@@ -355,7 +355,7 @@ def test_states_are_copies_and_belong_to_their_buckets() -> None:
         restored.begin(NAMES[:4], 20)
     assert made.read_next() == second.read_next()
     assert second.next_budget.tolist() == made.next_budget.tolist()
-    with pytest.raises(ValueError, match="^state: expected draft_len 3, got 7$"):
+    with pytest.raises(ValueError, match=r"^state: expected draft_len 3, got 7$"):
         Planner(CostTable((8,), ((1.0,),), TokenCounts((64,))), BATCH, 3).load_state_dict(
             state | {"rule": "TokenCounts(counts=(64,))"}
         )

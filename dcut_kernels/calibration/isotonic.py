@@ -65,6 +65,8 @@ def fit_isotonic(
 ) -> list[PiecewiseLinear]:
     """Fit a never-falling curve to each draft position, for `compile_table`.
 
+    Observations are pooled by the entry of the table that is nearest to them.
+
     Parameters
     ----------
     confidence : Tensor, float [N, D]
@@ -79,8 +81,7 @@ def fit_isotonic(
         Fit one curve to all positions.
     strength : float
         Pseudo-observations per curve that are calibrated already, spread evenly over confidences ``2^(-j / 8)``.  They
-        keep rates above 0, and the curve at the identity where there are no data.  One with an observation within half
-        a step counts at that confidence.
+        keep rates above 0, and the curve at the identity where there are no data.
 
     Returns
     -------
@@ -113,29 +114,24 @@ def fit_isotonic(
 
 
 def _fit(confidence: Tensor, outcome: Tensor, weight: Tensor, strength: float) -> PiecewiseLinear:
-    """Curve of observations [n] and pseudo-observations; equal confidences are one point."""
-    prior = grid()
-    confidence = confidence.cpu()
-    if len(confidence):
-        prior = _beside(prior, confidence.unique())
-    points, place = torch.cat([confidence, prior]).unique(return_inverse=True)
+    """Curve of observations [n] and pseudo-observations, pooled by the nearest entry of a table.
+
+    A table keeps no more than one value around each entry, and a fit to single observations ends in steps of 0 and 1.
+    """
+    prior = grid().flip(0)  # ascending
+    values = torch.cat([confidence.cpu(), prior])
     weights = torch.cat([weight.cpu(), torch.full_like(prior, strength / len(prior))])
-    total = torch.zeros_like(points).index_add(0, place, weights)
-    sums = torch.zeros_like(points).index_add(0, place, weights * torch.cat([outcome.cpu(), grid()]))
-    points, sums, total = (part[total > 0] for part in (points, sums, total))
-    if not len(points):
+    cells = len(prior) - 1 - (-8 * values.log2()).round().clamp(0, len(prior) - 1).long()
+    total, places, sums = (
+        torch.zeros_like(prior).index_add(0, cells, weights * each)
+        for each in (torch.ones_like(values), values, torch.cat([outcome.cpu(), prior]))
+    )
+    known = total > 0
+    if not known.any():
         return PiecewiseLinear(torch.tensor([0.0, 1.0]).double(), torch.tensor([0.0, 1.0]).double())
+    places, sums, total = (places / total)[known], sums[known], total[known]
     fitted = torch.tensor(isotonic_regression((sums / total).tolist(), total.tolist()), dtype=torch.float64)
     steps = fitted.diff() != 0
     ends = torch.ones(1, dtype=torch.bool)
     corners = torch.cat([ends, steps]) | torch.cat([steps, ends])
-    return PiecewiseLinear(points[corners], fitted[corners])
-
-
-def _beside(places: Tensor, observed: Tensor) -> Tensor:
-    """Each place moved to the nearest of some ascending confidences, if that is within half a step of `grid`."""
-    right = torch.searchsorted(observed, places).clamp(max=len(observed) - 1)
-    near = torch.stack([observed[(right - 1).clamp(min=0)], observed[right]])
-    distance = (near.log2() - places.log2()).abs()
-    closest, which = distance.min(0)
-    return torch.where(closest <= 1 / 16, near.gather(0, which[None])[0], places)
+    return PiecewiseLinear(places[corners], fitted[corners])

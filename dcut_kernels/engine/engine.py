@@ -80,6 +80,12 @@ class Engine:
         dice: Dice | None = None,
         eos: int = 0,
     ) -> None:
+        sizes = {"max_batch": max_batch, "max_len": max_len, "block_size": block_size, "chunk": chunk}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {value}")
+        if not 0 <= temperature < float("inf") or (dice and not temperature):
+            raise ValueError(f"temperature: expected {'above 0 with dice' if dice else '0 or more'}, got {temperature}")
         self.target, self.drafter = target, drafter
         self.policy: Policy = parse(policy)
         self.temperature, self.dice, self.eos = temperature, dice, eos
@@ -286,6 +292,8 @@ class Engine:
         """A step that commits nothing; see `SpeculativeEngine.run_step`."""
         if self.scheduler.waiting or any(not request.stand_in for request in self.scheduler.running):
             raise RuntimeError("run_step: expected an engine without requests of its own")
+        if not 1 <= batch <= self.scheduler.max_batch:
+            raise ValueError(f"batch: expected 1 to {self.scheduler.max_batch} (max_batch), got {batch}")
         if len(self.scheduler.running) != batch:
             self._stand_in(batch)
         rows = self.scheduler.running
