@@ -55,12 +55,15 @@ void step() {
   const auto base_lens = fill<int32_t>(batch, [] { return draw(50) ? draw(6) : 0x7ffffff0u; });
   const auto num_reqs = fill<int32_t>(1, [&] { return draw(batch + 3) - 1u; });
   const auto budget = fill<int32_t>(1, [&] { return draw(batch * (width + 1) + 2); });
+  const auto calibration = fill<int32_t>(width * 65, [] { return draw(9) ? draw(60u << 20) : engine(); });
+  const auto envelope = fill<int32_t>(buckets * 2, [] { return draw(9) ? draw(1u << 30) : engine(); });
   const auto block_table = fill<int32_t>(batch * blocks, [] { return static_cast<int32_t>(draw(50)) - 2; });
 
   const auto sized = [](size_t n) { return std::vector<int32_t>(n, -77); };
   auto keep = sized(batch), cu = sized(batch + 1), kv = sized(batch), tokens = sized(capacity * (ids_64 ? 2 : 1));
   auto requests = sized(capacity), index = sized(capacity), logits = sized(capacity), decision = sized(4);
-  std::vector<int64_t> positions(capacity, -77), mapping(capacity, -77), gains(buckets, -77);
+  auto next = sized(2);
+  std::vector<int64_t> positions(capacity, -77), mapping(capacity, -77), gains(buckets, -77), host(1, -77);
 
   const dcut::Rows rows{maybe(draft_lens),
                         maybe(min_keep),
@@ -75,9 +78,10 @@ void step() {
                         static_cast<int32_t>(capacity)};
   const dcut::FloatType type =
       half ? (draw(2) ? dcut::FloatType::kFloat16 : dcut::FloatType::kBFloat16) : dcut::FloatType::kFloat32;
-  const dcut::Scores scores{confidence.data(), nullptr, type, draw(3) == 0, draw(2) == 0};
-  const dcut::Tables tables{budgets.data(), costs.data(), maybe(budget), 1, 1, static_cast<int32_t>(buckets),
-                            draw(2) == 0};
+  const dcut::Scores scores{confidence.data(), nullptr, maybe(calibration), type, draw(3) == 0, draw(2) == 0};
+  const dcut::Tables tables{
+      budgets.data(), costs.data(), maybe(budget), maybe(envelope), 1, 1, 1, static_cast<int32_t>(buckets),
+      draw(2) == 0};
   const dcut::Tokens input{draft_ids.data(),
                            bonus_ids.data(),
                            seq_lens.data(),
@@ -89,9 +93,12 @@ void step() {
                            seq_64};
   const dcut::Packed packed{keep.data(),     cu.data(),      kv.data(),    tokens.data(), positions.data(),
                             requests.data(), mapping.data(), index.data(), logits.data(), draw(2) == 0};
-  dcut::cpu::select_and_pack(rows, scores, tables, input, packed, {decision.data(), gains.data()});
-  for (const auto& v : {keep, cu, kv, tokens, requests, index, logits, decision}) mix(v);
-  for (const auto& v : {positions, mapping, gains}) mix(v);
+  const bool carries = draw(2), shows = draw(2);
+  const dcut::Decision decided{decision.data(), gains.data(), carries ? next.data() : nullptr,
+                               carries && shows ? host.data() : nullptr};
+  dcut::cpu::select_and_pack(rows, scores, tables, input, packed, decided);
+  for (const auto& v : {keep, cu, kv, tokens, requests, index, logits, decision, next}) mix(v);
+  for (const auto& v : {positions, mapping, gains, host}) mix(v);
 
   // The parts, on arbitrary prefix sums.
   auto prefix = sized(batch * width), depths = sized(buckets * batch);
@@ -100,10 +107,10 @@ void step() {
   for (int32_t& p : prefix) p = draw(9) ? p : static_cast<int32_t>(engine());
   dcut::Rows own = rows;
   own.row_index = nullptr, own.slots = own.batch;
-  const dcut::Scores given{nullptr, prefix.data(), dcut::FloatType::kFloat32, false, false};
+  const dcut::Scores given{nullptr, prefix.data(), nullptr, dcut::FloatType::kFloat32, false, false};
   dcut::cpu::segmented_topk(own, given, tables, depths.data());
-  dcut::cpu::bucket_argmax(own, given, tables, {decision.data(), gains.data()});
-  mix(depths), mix(decision), mix(gains);
+  dcut::cpu::bucket_argmax(own, given, tables, decided);
+  mix(depths), mix(decision), mix(gains), mix(next), mix(host);
 }
 
 }  // namespace

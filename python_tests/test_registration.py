@@ -119,8 +119,6 @@ def test_every_operator_has_a_kernel(name: str, namespace: str) -> None:
     devices = {"cpu": {"CPU"}, "cuda": {"CUDA"}, "simt": {"CPU"}}.get(namespace.removeprefix("dcut_"), {"CPU", "CUDA"})
     if namespace in ("dcut_cpu", "dcut_cuda") and _load.missing(namespace.removeprefix("dcut_")):
         devices = set()
-    if (namespace, name) == ("dcut_cuda", "draft_confidence"):  # Triton's kernel serves GPUs
-        devices = set()
     has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
     assert {key for key in ("CPU", "CUDA") if has(f"{namespace}::{name}", key)} == devices
     assert has(f"{namespace}::{name}", "Meta")

@@ -112,7 +112,7 @@ def test_agrees_with_the_reference(simt: ModuleType, case: Case) -> None:
 
 # Other builds
 
-PART = [case for case in CASES if work(case) <= 6000][::4]
+PART = [case for case in CASES if work(case) <= 6000][1::4]
 
 
 def test_part_has_every_launch() -> None:
