@@ -409,3 +409,9 @@ def test_isotonic_where_an_overconfident_drafter_lives() -> None:
     calibrated = calibration.apply(table, confidence.float())
     assert (calibrated - 0.5).abs().mean() < 0.05
     assert calibration.report(calibrated.float(), accepted).ece < 0.05
+
+
+def test_isotonic_pools_what_is_nearest_to_an_entry() -> None:
+    near = torch.exp2(-torch.tensor([[7.6], [8.4], [9.6]], dtype=torch.float64) / 8)
+    (curve,) = calibration.fit_isotonic(near, torch.tensor([[True], [False], [False]]), strength=0)
+    assert curve(torch.tensor([1.0, 0.51, 0.3], dtype=torch.float64)).tolist() == [0.5, 0.5, 0.0]
