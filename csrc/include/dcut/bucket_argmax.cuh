@@ -87,8 +87,7 @@ struct Queue {
   int32_t shift;  // 1 for early stop, else 0
   int32_t count;  // targets of buckets, the last target left out
 
-  __device__ Queue(const Tables& tables)
-      : shift(tables.envelope && tables.buckets > 0 ? 1 : 0), count(tables.buckets << shift) {}
+  __device__ Queue(const Tables& tables) : shift(tables.envelope ? 1 : 0), count(tables.buckets << shift) {}
 
   __device__ int32_t bucket(int32_t target) const { return target >> shift; }
   __device__ bool one_more(int32_t target) const { return (target & shift) != 0; }
