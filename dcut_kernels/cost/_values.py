@@ -45,3 +45,8 @@ def batch_sizes(value: Any) -> tuple[int, ...]:
     ascending = bool(batches) and all(a < b for a, b in pairwise(batches))
     require("batches", ascending, "at least one batch, strictly ascending", list(batches))
     return batches
+
+
+def powers_up_to(most: int) -> list[int]:
+    """Powers of two below `most`, and `most`: sizes to measure."""
+    return [1 << k for k in range((most - 1).bit_length())] + [most]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ...cost import CostTable
+from ...cost._values import powers_up_to
 from ...engine import Engine, Step, profile
 from ...models import Drafter, Target
 
@@ -33,11 +34,6 @@ class Turn(NamedTuple):
 def prompts_of(concurrency: int, most: int) -> int:
     """Prompts decoded at a concurrency: twice as many, so that a request that ends makes room for another."""
     return min(most, max(FEWEST, 2 * concurrency))
-
-
-def powers_up_to(most: int) -> list[int]:
-    """Powers of two below `most`, and `most`."""
-    return [1 << k for k in range((most - 1).bit_length())] + [most]
 
 
 def measure_costs(

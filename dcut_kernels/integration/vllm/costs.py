@@ -15,6 +15,7 @@ from vllm import __version__, envs
 from vllm.distributed.parallel_state import get_world_group
 
 from ...cost import CostTable, Fingerprint, TokenCounts, additive, from_captured_sizes
+from ...cost._values import powers_up_to
 
 TURNS = 6  # the first one warms up
 CONTEXT = 256  # tokens that a row has read
@@ -56,15 +57,14 @@ def _measure(runner: Any, mark: Fingerprint) -> CostTable:
     block, rows = runner.num_spec_tokens + 1, runner.max_num_reqs
     most = min(rows * block, runner.max_num_tokens)
     captured = [size for size in runner.cudagraph_batch_sizes if size <= most] if runner.use_cuda_graph else []
-    verify_ms = {size: _time(functools.partial(_target, runner, size)) for size in captured or _powers(most)}
-    draft_ms = dict.fromkeys(_powers(rows), 0.0)
+    verify_ms = {size: _time(functools.partial(_target, runner, size)) for size in captured or powers_up_to(most)}
+    draft_ms = dict.fromkeys(powers_up_to(rows), 0.0)
     if hasattr(runner.drafter, "dummy_run"):
         draft_ms = {n: _time(functools.partial(runner.drafter.dummy_run, min(n * block, most))) for n in draft_ms}
-    plain_ms = {n: _interpolated(verify_ms, n) for n in draft_ms}
     if captured:
-        return from_captured_sizes(captured, list(verify_ms.values()), draft_ms, plain_ms=plain_ms, fingerprint=mark)
+        return from_captured_sizes(captured, list(verify_ms.values()), draft_ms, fingerprint=mark)
     counts = sorted({1 + (most - 1) * i // (POINTS - 1) for i in range(POINTS)})
-    return additive(draft_ms, verify_ms, TokenCounts(tuple(counts)), plain_ms=plain_ms, fingerprint=mark)
+    return additive(draft_ms, verify_ms, TokenCounts(tuple(counts)), fingerprint=mark)
 
 
 def _target(runner: Any, tokens: int) -> None:
@@ -92,13 +92,3 @@ def _time(run: Callable[[], object]) -> float:
         if turn:
             times.append(1000 * (time.perf_counter() - start))
     return median(times)
-
-
-def _powers(most: int) -> list[int]:
-    return sorted({*(1 << k for k in range(most.bit_length()) if 1 << k <= most), most})
-
-
-def _interpolated(points: dict[int, float], x: int) -> float:
-    below, above = max(p for p in points if p <= x), min(p for p in points if p >= x)
-    part = (x - below) / (above - below) if above > below else 0.0
-    return points[below] + (points[above] - points[below]) * part
