@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from dcut_kernels import VerifyBatch, _load, backends
 from dcut_kernels.ops import Backend
-from microbench.cases import Case
+from microbench.cases import BENCH, LISTED, Case
 from python_tests.compare import instruction_sets, poisoned
 
 
@@ -21,6 +22,20 @@ def _variants(name: str) -> list[str]:
 NAMES = [name for name in backends.available() if name not in ("cuda", "triton")]
 NOT_COMPILED = pytest.param(None, marks=pytest.mark.skip(reason="only the reference is built"))
 COMPILED: list[Any] = [variant for name in NAMES if name != "reference" for variant in _variants(name)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cases_stay() -> Iterator[None]:
+    """No test may write to the inputs of a case: the reference answers each case once."""
+    inputs = [(case.name, case.inputs, dict(case.inputs)) for case in (*LISTED, *BENCH)]
+    for _, given, kept in inputs:
+        kept.update((name, value.clone()) for name, value in given.items() if isinstance(value, torch.Tensor))
+    yield
+    assert [name for name, given, kept in inputs if not all(map(_equal, given.values(), kept.values()))] == []
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return torch.equal(a.nan_to_num(), b.nan_to_num()) if isinstance(a, torch.Tensor) else bool(a == b)
 
 
 def _use(variant: str) -> Iterator[Backend]:

@@ -16,8 +16,8 @@ KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 
 
 def to_device(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The same arguments with every tensor on a device, or in pinned memory if the host is to read it."""
-    moved = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in inputs.items()}
+    """A copy of the arguments with every tensor on a device, or in pinned memory if the host is to read it."""
+    moved = {name: v.to(device, copy=True) if isinstance(v, torch.Tensor) else v for name, v in inputs.items()}
     if "host_budget" in inputs and device.type == "cuda":
         moved["host_budget"] = inputs["host_budget"].pin_memory()
     return moved
