@@ -60,9 +60,9 @@ def _shape(dims: Sequence[int | None]) -> str:
     return "[" + ", ".join("*" if d is None else str(d) for d in dims) + "]"
 
 
-def defined(name: str, t: torch.Tensor | None) -> None:
-    if t is None:
-        fail(name, "a tensor", "None")
+def defined(name: str, t: object) -> None:
+    if not isinstance(t, torch.Tensor):
+        fail(name, "a tensor", "None" if t is None else type(t).__name__)
 
 
 def tensor(

@@ -65,6 +65,13 @@ def counts(name: str, values: Sequence[int] | Tensor, rows: int) -> list[int]:
     return [int(n) for n in given]
 
 
+def weight_of(priority: float, allowed: bool) -> float:
+    """Weight of a request that joins with a priority; other than 1 only where `allowed`."""
+    require("priority", number("priority", priority) > 0, "a number above 0", priority)
+    require("priority", allowed or priority == 1, "1 in a planner without priorities=True", priority)
+    return float(priority)
+
+
 def check_state(state: Mapping[str, Any], rule: str, draft_len: int) -> None:
     """What `Planner.load_state_dict` gets."""
     for name, expected in (("rule", rule), ("draft_len", draft_len)):

@@ -14,13 +14,14 @@ _PREFERRED = {
     "triton": "the CUDA kernel takes the same decisions with less work on the host",
     "simt": "the CUDA kernel executed on the CPU, for tests",
 }
+_NO_DEVICE = "there is no CUDA device"
 
 
 def _missing(name: str) -> str | None:
     """Why a backend cannot be used, or None."""
     if reason := _load.missing(name):
         return reason
-    return "there is no CUDA device" if name == "cuda" and not torch.cuda.is_available() else None
+    return _NO_DEVICE if name == "cuda" and not torch.cuda.is_available() else None
 
 
 def available() -> list[str]:
@@ -66,7 +67,10 @@ def explain() -> str:
         detail = f" ({_load.cpu_isa()})" if choice == "cpu" else ""
         forced = ", forced by DCUT_BACKEND" if choice is not None and choice == _load.FORCED else ""
         slow = " (Python integers: correct, slow)" if choice == "reference" else ""
-        lines.append(f"{device.upper()} tensors: {choice or 'none'}{detail}{slow}{forced}")
+        served = f"{choice or 'none'}{detail}{slow}{forced}"
+        if choice is not None and device == "cuda" and not torch.cuda.is_available():
+            served = f"none ({_NO_DEVICE}; one would be served by {served})"
+        lines.append(f"{device.upper()} tensors: {served}")
         for name in choices:
             if name != choice:
                 reason = _load.missing(name) or (forced and "DCUT_BACKEND names another") or _PREFERRED[name]

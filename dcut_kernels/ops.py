@@ -385,6 +385,7 @@ class Backend:
         RuntimeError
             Naming the argument, what was expected and what came; or that a GPU needs Triton here.
         """
+        defined("logits", logits)
         if isinstance(statistics, str):
             fail("statistics", "a sequence of names", f"'{statistics}'")
         return DraftConfidence._make(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import ops
-from ._planner_checks import OWN, check_accepted, check_call, check_options, check_rows, check_state, counts
+from ._planner_checks import OWN, check_accepted, check_call, check_options, check_rows, check_state, counts, weight_of
 from .batch import VerifyBatch
 from .buckets import Buckets, StepTables
 from .calibration import Calibration
@@ -182,14 +182,12 @@ class Planner:
         request : hashable
             Its name in the engine.
         priority : float
-            Multiplies its scores (``weight`` of `select_and_pack`): above 1 more of its drafts are kept.
+            Above 0; multiplies its scores (``weight`` of `select_and_pack`): above 1 more of its drafts are kept.
         """
         if request in self.metrics.requests:
             raise ValueError(f"request: expected one that has not joined, got {request!r}")
-        if priority != 1.0 and self._weight is None:
-            raise ValueError(f"priority: expected 1 in a planner without priorities=True, got {priority}")
+        self._priority[request] = weight_of(priority, self._weight is not None)
         self.metrics.requests[request] = RequestStats()
-        self._priority[request] = priority
 
     def leave(self, request: Hashable) -> RequestStats:
         """Forget a request and return its counts."""

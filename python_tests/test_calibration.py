@@ -346,6 +346,25 @@ def test_temperatures_by_hand() -> None:
     torch.testing.assert_close(calibration.fit_temperatures(halves, strength=1e-6), got)
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e38, -math.inf])
+def test_temperatures_need_finite_logits(wrong: float) -> None:
+    """Of what was verified; a token may be excluded by -inf, but not all of them."""
+    logits, mask = torch.zeros(3, 2, 4), torch.ones(3, 2, dtype=torch.bool)
+    recorded = DraftLogits(logits, torch.zeros(3, 2, dtype=torch.int64), mask.clone(), mask)
+    logits[:, :, 3] = -math.inf
+    expected = calibration.fit_temperatures(recorded)
+    assert torch.equal(expected, calibration.fit_temperatures(recorded._replace(logits=logits.half())))
+    logits[1, 0, slice(None) if wrong < 0 else 2] = wrong
+    message = rf"^logits: expected no NaN and a largest logit within 1e\+37 of 0 where mask is True, got {wrong:g} at"
+    message = message.replace("1e+38", r"1e\+38")
+    for bad in ([recorded], [recorded._replace(mask=torch.zeros_like(mask)), recorded]):
+        with pytest.raises(ValueError, match=rf"{message} \[1, 0\]$"):
+            calibration.fit_temperatures(bad)
+    mask[1] = False
+    good = DraftLogits(*(part[[0, 2]] for part in recorded))
+    assert torch.equal(calibration.fit_temperatures(recorded), calibration.fit_temperatures(good))
+
+
 def test_temperatures_improve_an_overconfident_drafter() -> None:
     generator = torch.Generator().manual_seed(8)
     truth = 1.5 * torch.randn(3000, 3, 12, generator=generator)
@@ -376,7 +395,7 @@ def test_the_operator_keeps_what_calibrated_confidences_would(backend: Backend, 
         assert missed < kept * (1 - 2**-10)  # without the table it keeps others
 
 
-ZERO = torch.zeros(2, dtype=torch.int32)
+ZERO, ONE = torch.zeros(2, dtype=torch.int32), torch.ones(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -392,6 +411,11 @@ ZERO = torch.zeros(2, dtype=torch.int32)
         (lambda: compile_table([lambda c: c * math.nan]), r"curves\[0\]: expected numbers, got NaN at 1"),
         (lambda: compile_table([lambda c: c[:3]]), r"curves\[0\]: expected float \[65\], got float64 \[3\]"),
         (lambda: calibration.apply(IDENTITY[None].long(), torch.ones(2, 1)), r"table: expected int32 \[1, 65\], got"),
+        (lambda: calibration.fit_isotonic(ONE, ONE > 0, weight=ONE * math.inf), "weight, strength: expected finite"),
+        (lambda: calibration.fit_isotonic(ONE, ONE > 0, strength=math.inf), "weight, strength: expected finite"),
+        (lambda: calibration.isotonic_regression([0.5, math.nan], [1, 1]), "values: expected finite numbers, got nan"),
+        (lambda: calibration.isotonic_regression([0.5, math.inf], [1, 1]), "values: expected finite numbers, got inf"),
+        (lambda: calibration.isotonic_regression([0.5], [math.nan]), "weights: expected a number between 0 and inf"),
         (lambda: calibration.fit_temperatures(iter([])), "recorded: expected batches that can be iterated over again"),
     ],
 )

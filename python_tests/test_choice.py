@@ -57,11 +57,23 @@ def test_explain_names_every_backend() -> None:
     text = backends.explain()
     served = f"cpu ({_load.cpu_isa()})" if not _load.missing("cpu") else "reference (Python integers: correct, slow)"
     cpu, cuda = re.match(r"CPU tensors: (.*)\n(?:  .*\n)*CUDA tensors: (.*)\n", text).groups()
-    assert (cpu, cuda) == (served, best("cuda", "triton") or "none")
+    gpu = best("cuda", "triton")
+    if gpu and not torch.cuda.is_available():
+        gpu = f"none (there is no CUDA device; one would be served by {gpu})"
+    assert (cpu, cuda) == (served, gpu or "none")
     reasons = re.findall(r"^  not (\w+): .{10,}$", text, re.MULTILINE)
     others = ["reference" if best("cpu") else "cpu", *({"cuda", "triton", "reference"} - {backends.chosen("cuda")})]
     assert sorted(reasons) == sorted(others)
     assert text.endswith(f"For tests: simt {'not available' if _load.missing('simt') else 'available'}")
+
+
+@pytest.mark.skipif(best("cuda", "triton") is None, reason="no backend for CUDA tensors is installed")
+@pytest.mark.parametrize("there", [False, True])
+def test_explain_knows_whether_there_is_a_device(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    name = backends.chosen("cuda")
+    served = name if there else f"none (there is no CUDA device; one would be served by {name})"
+    assert f"CUDA tensors: {served}" in backends.explain().splitlines()
 
 
 def test_unknown_backend() -> None:
@@ -86,8 +98,8 @@ def test_forced(name: str) -> None:
     cpu, cuda, lines = json.loads(done.stdout)
     assert cpu == (name if name in ("cpu", "reference") else best("cpu", "reference"))
     assert cuda == (name if name in ("cuda", "triton", "reference") else best("cuda", "triton"))
-    forced = [line for line in lines if line.endswith(", forced by DCUT_BACKEND")]
-    assert [line.split()[2].rstrip(",") for line in forced] == [name] * (2 if name == "reference" else 1)
+    forced = [re.search(r"(\w+)( \([^)]*\))?, forced by DCUT_BACKEND\)?$", line) for line in lines]
+    assert [found[1] for found in forced if found] == [name] * (2 if name == "reference" else 1)
     others = [line for line in lines if line.endswith(": DCUT_BACKEND names another")]
     assert all(f"not {name}" not in line for line in others)
     assert len(others) == sum(

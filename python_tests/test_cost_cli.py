@@ -72,6 +72,28 @@ def test_plot(saved: dict[str, str], tmp_path: Path) -> None:
     assert width > 2 * height
 
 
+def test_batches_without_a_cost_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row may have no usable bucket; a plot of nothing but such rows is refused."""
+    path, out = str(tmp_path / "off.json"), tmp_path / "costs.png"
+    no_cost = f"{path}: no bucket that holds the bonus tokens has a cost at"
+    off = (math.inf, 0.0)
+    for command in (("show", path), ("plot", path, "--out", str(out))):
+        replace(GOOD, costs_ms=(off, (2.0, 3.25))).save(path)
+        assert status(*command) == 0
+        assert capsys.readouterr().err == f"{no_cost} batch 4\n"
+    out.unlink()
+    for plain_ms in (None, GOOD.plain_ms):
+        replace(GOOD, costs_ms=(off, (-1.0, math.inf)), plain_ms=plain_ms).save(path)
+        assert status("show", path) == 0
+        printed = capsys.readouterr()
+        assert "off, K 256" in printed.out
+        assert printed.err == f"{no_cost} batches 4, 16\n"
+        assert status("plot", path, "--out", str(out)) == 2
+        message = "argument TABLE: off: expected a bucket with a cost above 0 and below inf to draw, got none at any batch"
+        assert capsys.readouterr().err.endswith(f"error: {message}\n")
+        assert not out.exists()
+
+
 def test_check(saved: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert status("check", saved["good"]) == 0
     assert capsys.readouterr().out == f"{saved['good']}: no problems in 2 batches of 2 buckets\n"

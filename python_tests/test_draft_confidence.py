@@ -288,6 +288,14 @@ def test_refused(bad: Bad, name: str) -> None:
     assert message_of(namespace.draft_confidence.default, **args) == bad.message
 
 
+@pytest.mark.parametrize("name", ["public", *NAMES])
+@pytest.mark.parametrize("wrong", [None, 3, [[[1.0]]], np.zeros((2, 3, 5), np.float32)], ids=lambda x: type(x).__name__)
+def test_logits_are_a_tensor(wrong: object, name: str) -> None:
+    function = (dcut_kernels if name == "public" else backends.get(name)).draft_confidence
+    message = f"logits: expected a tensor, got {'None' if wrong is None else type(wrong).__name__}"
+    assert message_of(function, logits=wrong) == message
+
+
 def test_one_name_is_not_a_sequence() -> None:
     message = "statistics: expected a sequence of names, got 'margin'"
     assert message_of(dcut_kernels.draft_confidence, logits=LOGITS, statistics="margin") == message

@@ -256,6 +256,19 @@ def test_unknown_policy(name):
         parse(name)
 
 
+def test_no_policy_asks_for_more_drafts_than_there_are(pair):
+    assert parse("uniform-63").depth == 63
+    for name, most, make in (
+        ("uniform-64", 63, parse),
+        ("uniform-16", 15, lambda name: Engine(*pair, name)),
+        ("uniform-4", 3, lambda name: parse(name, 3)),
+    ):
+        message = f"policy: expected uniform-K with K up to {most}, the drafts of a row, got '{name}'"
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            make(name)
+    assert Engine(*pair, "uniform-15").policy.depth == 15
+
+
 def test_errors_name_the_argument(pair):
     with pytest.raises(ValueError, match=r"^costs: expected a CostTable for policy 'dcut', got None$"):
         Engine(*pair, "dcut")

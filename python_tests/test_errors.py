@@ -327,6 +327,8 @@ def test_budget_value(op: str, surface: str) -> None:
     for wrong in (1.5, True, "3"):
         message = f"budget: expected an int or an int32 tensor, got {type(wrong).__name__}"
         assert message_of(function, **PARTS[op], budget=wrong) == message
+    first = next(iter(PARTS[op]))  # an int goes to its device
+    assert message_of(function, **PARTS[op] | {first: [0.5]}, budget=5) == f"{first}: expected a tensor, got list"
 
 
 @pytest.mark.parametrize("surface", FUNCTIONS)

@@ -209,6 +209,18 @@ def test_empty_prompt(capsys):
     assert capsys.readouterr().err.endswith("error: argument --prompt: expected 1 to 1937 tokens, got 0\n")
 
 
+@pytest.mark.parametrize("options", [["--concurrency", 1], ["--prompt", "x"]])
+def test_more_drafts_than_the_pair_has(options, monkeypatch, capsys, tmp_path):
+    for name in ("costs_with_progress", "Engine"):
+        monkeypatch.setattr(live, name, lambda *_, **__: pytest.fail("ran"))
+    where = [] if "--prompt" in options else ["--out", tmp_path]
+    with pytest.raises(SystemExit) as error:
+        run_cli("--pair", PAIR, *options, *where, "--policy", "uniform-16")
+    assert error.value.code == 2
+    message = "argument --policy: expected uniform-K with K up to 15, the drafts of a row, got 'uniform-16'"
+    assert capsys.readouterr().err.endswith(f"error: {message}\n")
+
+
 def test_more_prompts_than_the_pair_has(monkeypatch, capsys, tmp_path):
     pair = live.load(PAIR)
     monkeypatch.setattr(live, "load", lambda folder: pair._replace(prompts=pair.prompts[:3]))

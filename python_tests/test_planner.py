@@ -267,6 +267,20 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
         planner(**options)
 
 
+@pytest.mark.parametrize(
+    ("priority", "expected"),
+    [
+        ("x", "a number, got 'x'"), (None, "a number, got None"), (True, "a number, got True"),
+        (math.nan, "a number above 0, got nan"), (-1.5, "a number above 0, got -1.5"), (0, "a number above 0, got 0"),
+    ],
+)  # fmt: skip
+def test_a_priority_is_a_number_above_0(priority: Any, expected: str) -> None:
+    for made in (planner(priorities=True), planner()):
+        with pytest.raises(ValueError, match=f"^priority: expected {re.escape(expected)}$"):
+            made.join("new", priority)
+        made.join("new")  # it has not joined yet
+
+
 def test_tables_and_rows_have_to_fit() -> None:
     with pytest.raises(ValueError, match=r"^table: expected buckets for 5 drafts \(draft_len\), got 7$"):
         Planner(TABLE, BATCH, 5)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ._values import tensor
+from ._values import positive, tensor
 from .feedback import read
 from .table import grid
 
@@ -41,10 +42,18 @@ def isotonic_regression(values: Sequence[float], weights: Sequence[float]) -> li
     Parameters
     ----------
     values, weights : sequence of float
-        Of one length; weights above 0.
+        Of one length, finite; weights above 0.
+
+    Raises
+    ------
+    ValueError
+        If they are not.
     """
     blocks: list[tuple[float, float, int]] = []  # weighted mean, weight, length; means ascend
     for value, weight in zip(values, weights, strict=True):
+        positive("weights", weight)
+        if not math.isfinite(value):
+            raise ValueError(f"values: expected finite numbers, got {value}")
         mean, total, length = value, weight, 1
         while blocks and blocks[-1][0] >= mean:
             before, mass, size = blocks.pop()
@@ -70,7 +79,7 @@ def fit_isotonic(
     Parameters
     ----------
     confidence : Tensor, float [N, D]
-        Drafter confidence, read as in `feedback`.
+        Drafter confidence, read as in `feedback`; drafts with a confidence of NaN are left out.
     accepted : Tensor, bool [N, D]
         Whether the draft was accepted.
     mask : Tensor, bool [N, D], optional
@@ -91,7 +100,7 @@ def fit_isotonic(
     Raises
     ------
     ValueError
-        If shapes or dtypes differ from these, or a weight or `strength` is not a number from 0 on.
+        If shapes or dtypes differ from these, or a weight or `strength` is not a finite number from 0 on.
     """
     tensor("confidence", confidence, "float", ("N", "D"))
     tensor("accepted", accepted, "bool", confidence.shape)
@@ -101,11 +110,11 @@ def fit_isotonic(
         weight = torch.ones_like(accepted, dtype=torch.float64)
     tensor("mask", mask, "bool", confidence.shape)
     tensor("weight", weight, "float", confidence.shape)
-    if not (weight >= 0).all() or not strength >= 0:
-        raise ValueError("weight, strength: expected numbers from 0 on, got a negative one or NaN")
+    if not ((weight >= 0) & (weight < math.inf)).all() or not 0 <= strength < math.inf:
+        raise ValueError("weight, strength: expected finite numbers from 0 on, got a negative one, inf or NaN")
     columns = [
         (read(confidence[seen, k].double()), accepted[seen, k].double(), weight[seen, k].double())
-        for k, seen in enumerate(mask.T)
+        for k, seen in enumerate((mask & ~confidence.isnan()).T)
     ]
     if pooled and columns:
         values, outcomes, counts = (torch.cat(parts) for parts in zip(*columns, strict=True))

@@ -16,6 +16,7 @@ POINTS = 17  # per scan; each of them narrows the bracket by 8
 SCANS = 5
 SMALLEST = 2.0**-20  # of -log(confidence): bounds what one rejection at full confidence costs
 LARGEST = 64.0
+LARGEST_LOGIT = 1e37  # divided by the smallest temperature it still is a float32
 
 
 class DraftLogits(NamedTuple):
@@ -24,7 +25,8 @@ class DraftLogits(NamedTuple):
     Attributes
     ----------
     logits : Tensor, float [N, D, V]
-        Drafter's logits.
+        Drafter's logits; -inf excludes a token.  Where `mask` is True there is no NaN, and the largest of a draft is
+        within 1e37 of 0.
     draft_ids : Tensor, int32 or int64 [N, D]
         Draft tokens.
     accepted : Tensor, bool [N, D]
@@ -62,7 +64,7 @@ def fit_temperatures(recorded: DraftLogits | Iterable[DraftLogits], *, strength:
     Raises
     ------
     ValueError
-        If shapes or dtypes differ from these, or the batches can be iterated over only once.
+        If shapes, dtypes or logits differ from these, or the batches can be iterated over only once.
     """
     positive("strength", strength)
     batches = [recorded] if isinstance(recorded, DraftLogits) else recorded
@@ -91,9 +93,20 @@ def _draft_len(batches: Iterable[DraftLogits]) -> int:
         tensor("draft_ids", batch.draft_ids, "int", (rows, draft_len))
         tensor("accepted", batch.accepted, "bool", (rows, draft_len))
         tensor("mask", batch.mask, "bool", (rows, draft_len))
+        _check_logits(batch)
     if isinstance(draft_len, str):
         raise ValueError("recorded: expected one batch at least, got none")
     return draft_len
+
+
+def _check_logits(batch: DraftLogits) -> None:
+    """Refuse logits whose confidence would be NaN: the largest of a draft shows NaN, +inf, and -inf everywhere."""
+    top = batch.logits.amax(-1).double()
+    wrong = (batch.mask & ~(top.abs() <= LARGEST_LOGIT)).nonzero()
+    if len(wrong):
+        n, k = wrong[0].tolist()
+        expected = f"no NaN and a largest logit within {LARGEST_LOGIT:g} of 0 where mask is True"
+        raise ValueError(f"logits: expected {expected}, got {top[n, k].item():g} at [{n}, {k}]")
 
 
 def _nll(batch: DraftLogits, temperature: Tensor) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from .build import merge
 from .checks import problems
 from .table import CostTable
-from .views import as_rich, plot
+from .views import as_rich, batches_off, plot
 
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
@@ -69,11 +70,25 @@ def _show(parser: argparse.ArgumentParser, args: argparse.Namespace, tables: dic
     console = make_console()
     for view in views:
         console.print(view)
+    _say_what_is_off(tables)
 
 
 def _plot(parser: argparse.ArgumentParser, args: argparse.Namespace, tables: dict[Path, CostTable]) -> None:
-    plot({path.stem: table for path, table in tables.items()}).savefig(args.out, format="png", dpi=130)
+    try:
+        figure = plot({path.stem: table for path, table in tables.items()})
+    except ValueError as error:
+        parser.error(f"argument TABLE: {error}")
+    figure.savefig(args.out, format="png", dpi=130)
     print(args.out)
+    _say_what_is_off(tables)
+
+
+def _say_what_is_off(tables: dict[Path, CostTable]) -> None:
+    """Name the batches of which a table shows no cost."""
+    for path, table in tables.items():
+        if batches := batches_off(table):
+            where = f"batch{'es' if len(batches) > 1 else ''} {', '.join(map(str, batches))}"
+            print(f"{path}: no bucket that holds the bonus tokens has a cost at {where}", file=sys.stderr)
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace, tables: dict[Path, CostTable]) -> None:

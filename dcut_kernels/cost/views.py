@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ._values import require
+from .checks import problems
 from .envelope import priced
 from .table import CostTable
 
@@ -53,6 +55,12 @@ def _cell(budget: int, cost: float) -> str:
     return f"{cost:.3f} ms, K {budget}" if priced(cost) else f"off, K {budget}"
 
 
+def batches_off(table: CostTable) -> list[int]:
+    """Batches at which every bucket that holds the bonus tokens is disabled."""
+    found = problems(table, allow_flat=True)
+    return [problem.batch for problem in found if problem.name == "disabled" and problem.batch is not None]
+
+
 def plot(tables: Mapping[str, CostTable]) -> Figure:
     """Milliseconds by tokens, one line for each batch and one panel for each table.
 
@@ -60,7 +68,15 @@ def plot(tables: Mapping[str, CostTable]) -> Figure:
     ----------
     tables : mapping of str to CostTable
         Tables by title.
+
+    Raises
+    ------
+    ValueError
+        If every bucket of a table is disabled.
     """
+    for title, table in tables.items():
+        drawable = len(batches_off(table)) < len(table.batches)
+        require(title, drawable, "a bucket with a cost above 0 and below inf to draw", "none at any batch")
     require_extra("matplotlib", "plot")
     import matplotlib
     from matplotlib.figure import Figure

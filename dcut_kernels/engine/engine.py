@@ -45,7 +45,8 @@ class Engine:
         Models, see `dcut_kernels.engine.load_pair`.
     policy : str
         "ar", "full", "uniform-K", "ratio-R", or "dcut", "dcut-early_stop" or "dcut-history", each of which may be
-        followed by "-auto": it then does not draft where plain decoding is faster.
+        followed by "-auto": it then does not draft where plain decoding is faster.  K is at most the drafter's
+        `draft_len`.
     costs : CostTable, optional
         Measured costs of this engine on this machine; D-cut needs them.
     max_batch : int
@@ -87,7 +88,7 @@ class Engine:
         if not 0 <= temperature < float("inf") or (dice and not temperature):
             raise ValueError(f"temperature: expected {'above 0 with dice' if dice else '0 or more'}, got {temperature}")
         self.target, self.drafter = target, drafter
-        self.policy: Policy = parse(policy)
+        self.policy: Policy = parse(policy, drafter.draft_len)
         self.temperature, self.dice, self.eos = temperature, dice, eos
         self.drafted = self.draft_probs = torch.zeros(0)  # of this step: rows with drafts, and [rows, D, vocab]
         self.planner: Planner | None = None

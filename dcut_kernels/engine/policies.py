@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from .._schema import MAX_DRAFT_LEN
 from ..integration import Drafts
 
 Plan = Literal["argmax", "early_stop", "history"]
@@ -44,13 +45,20 @@ class Policy(NamedTuple):
         return everything | {"max_keep": torch.full_like(drafts.draft_lens, self.depth)}
 
 
-def parse(name: str) -> Policy:
+def parse(name: str, draft_len: int = MAX_DRAFT_LEN) -> Policy:
     """Policy of a name.
+
+    Parameters
+    ----------
+    name : str
+        One of `FORMS`.
+    draft_len : int
+        ``D``, the most that "uniform-K" may ask for.
 
     Raises
     ------
     ValueError
-        If there is none of this name.
+        If there is none of this name, or it asks for more drafts than there are.
     """
     kind, _, value = name.partition("-")
     if name in ("ar", "full"):
@@ -58,6 +66,8 @@ def parse(name: str) -> Policy:
     if (plan := PLANS.get(name.removesuffix(AUTO))) is not None:
         return Policy(name, plan=plan, auto=name.endswith(AUTO))
     if kind == "uniform" and value.isdecimal():
+        if int(value) > draft_len:  # it would be full verification under another name
+            raise ValueError(f"policy: expected uniform-K with K up to {draft_len}, the drafts of a row, got {name!r}")
         return Policy(name, depth=int(value))
     try:
         ratio = float(value)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from ... import __version__
 from ...cost import CostTable
 from ...engine import Engine, Step, load_pair
+from ...engine.policies import parse
 from ...models import Drafter, Target
 from ..compare import Comparison, compare
 from ..report import count
@@ -57,6 +58,11 @@ def run(args: argparse.Namespace, error: Callable[[str], NoReturn]) -> bool:
         f"dcut_kernels {__version__}: {args.pair.resolve().name}, drafts of {pair.drafter.draft_len}, "
         f"{count(torch.get_num_threads(), 'thread')}.",
     )
+    for name in args.policy:
+        try:
+            parse(name, pair.drafter.draft_len)
+        except ValueError as wrong:
+            error(f"argument --{wrong}")
     if args.prompt is not None:
         run_stream(console, pair, args, error)
         return True
