@@ -28,6 +28,8 @@ from vllm.v1.worker.gpu.spec_decode import adaptive_verification as adaptive
 
 from dcut_kernels.cost import CostTable, TokenCounts
 from dcut_kernels.integration.vllm import v2
+from dcut_kernels.integration.vllm.costs import cost_table
+from dcut_kernels.integration.vllm.options import difference
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "vllm_signatures.json").read_text())
 VERSION = ".".join(__version__.split(".")[:2])
@@ -182,12 +184,13 @@ def recorded(version: str, changes: dict[str, list[str] | None]) -> SimpleNamesp
 
 @pytest.mark.parametrize("version", RECORDED)
 def test_recorded_signatures_are_accepted(version: str) -> None:
-    assert v2.difference(recorded(version, {})) is None
-    for name, parameters in ((name, text.split()) for name, text in v2.FUNCTIONS.items()):
-        for other in (None, parameters[:-1], [*parameters[:-1], "other"], ["more", *parameters]):
-            assert (v2.difference(recorded(version, {name: other})) or "").startswith(name), (name, other)
-        further = v2.difference(recorded(version, {name: [*parameters, "further="]}))
-        assert (further is None) == (name == v2.FACTORY), name
+    assert difference(recorded(version, {}), v2.FUNCTIONS) is None
+    for name, text in v2.FUNCTIONS.items():
+        parameters, exact = text.removeprefix("...").split(), not text.startswith("...")
+        for other in (None, parameters[:-1], [*parameters[:-1], "other"]):
+            assert (difference(recorded(version, {name: other}), v2.FUNCTIONS) or "").startswith(name), (name, other)
+        for more in (["more", *parameters], [*parameters, "further="]):
+            assert (difference(recorded(version, {name: more}), v2.FUNCTIONS) is None) == (not exact), name
 
 
 def test_a_changed_vllm_is_left_alone(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
@@ -196,7 +199,7 @@ def test_a_changed_vllm_is_left_alone(monkeypatch: pytest.MonkeyPatch, warnings:
     v2.install()
     assert getattr(adaptive, v2.FACTORY) is factory
     assert len(warnings) == 1
-    assert "expected parameters num_tokens_per_req, draft_tokens, got batch" in warnings[0]
+    assert "expected parameters num_tokens_per_req draft_tokens, got batch" in warnings[0]
 
 
 def test_installing_twice_is_installing_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +220,8 @@ def test_switched_off(config: Any, warnings: list[str]) -> None:
 
 def test_switched_on_without_a_manager(warnings: list[str]) -> None:
     v2.install()
-    arguments = dict.fromkeys(v2.FUNCTIONS[v2.FACTORY].split()) | {"vllm_config": SimpleNamespace(additional_config=ON)}
+    taken = inspect.signature(getattr(adaptive, v2.FACTORY)).parameters
+    arguments = dict.fromkeys(taken) | {"vllm_config": SimpleNamespace(additional_config=ON)}
     assert getattr(adaptive, v2.FACTORY)(**arguments) is None
     assert len(warnings) == 1
 
@@ -267,7 +271,7 @@ def test_ties_go_by_position_then_by_row() -> None:
 
 def worth(runner: Runner, scores: list[Fraction], most: int) -> list[tuple[int, Fraction]]:
     """Drafts and expected tokens per millisecond of each bucket of the step that is priced."""
-    table, batch, base = runner.decider.table, len(runner.names), sum(runner.base)
+    table, batch, base = runner.decider.buckets.table, len(runner.names), sum(runner.base)
     sums = [*accumulate(scores, initial=Fraction(sum(runner.sampling)))]
     row, found = next(i for i, measured in enumerate(table.batches) if measured >= batch), []
     for tokens, cost in zip(table.rule.budgets(batch), table.costs_ms[row], strict=True):
@@ -311,7 +315,7 @@ def test_stash() -> None:
 
 def test_costs() -> None:
     """Captured sizes are steps, the cliff behind the last stays, and the drafter's part follows the requests."""
-    table = started().decider.table
+    table = started().decider.buckets.table
     priced = dict(zip(table.rule.budgets(1), table.costs_ms[table.batches.index(8)], strict=True))
     assert {size: priced[size] for size in CAPTURED} == {size: ms + 0.75 for size, ms in CAPTURED.items()}
     beyond = {size: ms for size, ms in priced.items() if size > 96}
@@ -326,8 +330,7 @@ def test_costs() -> None:
 
 def test_more_captured_sizes_than_buckets() -> None:
     verify = [(size, 1 + size / 100) for size in range(1, 400)] + [(500, 9.0), (1000, 15.0)]
-    manager = SimpleNamespace(_cudagraph_limit=399, req_states=SimpleNamespace(max_num_reqs=8))
-    table = v2.cost_table([(4, 1.0)], verify, manager)
+    table = cost_table({4: 1.0}, dict(verify), 399, 8, None)
     budgets = table.rule.budgets(8)
     assert 200 < len(budgets) <= 256
     assert {396, 399, 1000} <= set(budgets)
@@ -337,7 +340,7 @@ def test_more_captured_sizes_than_buckets() -> None:
 def test_rank_0_measures_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     first = SimpleNamespace(broadcast_object=lambda value, src: (DRAFTER, [(n, 10 * ms) for n, ms in VERIFY]))
     monkeypatch.setattr(adaptive, "get_tp_group", lambda: first)
-    assert started().decider.table.costs_ms[0][0] == 10 * CAPTURED[1] + 0.5
+    assert started().decider.buckets.table.costs_ms[0][0] == 10 * CAPTURED[1] + 0.5
 
 
 def test_options(tmp_path: Path) -> None:
@@ -358,7 +361,7 @@ def test_options(tmp_path: Path) -> None:
         least, base = (0 if step % 3 else sum(floors)), sum(runner.base)
         assert tokens <= max(base + least, next(bucket for bucket in (24, 40, 512) if bucket >= base)), step
     assert starved > 20
-    assert runner.decider.table.rule.budgets(1) == (12, 24, 40, 512)
+    assert runner.decider.buckets.table.rule.budgets(1) == (12, 24, 40, 512)
 
 
 def test_floors_give_way_to_the_sampler() -> None:

@@ -13,6 +13,15 @@ from safetensors.torch import save_file
 PAIR = Path(__file__).resolve().parents[2] / "examples" / "tiny_pair"
 TARGET, DRAFT_LEN = PAIR / "target", 15
 METHODS = ("dflash", "ngram", "draft_model", "eagle3")
+COUNTERS = {  # of vLLM's metrics
+    "drafts": "spec_decode_num_drafts",
+    "draft_tokens": "spec_decode_num_draft_tokens",
+    "accepted_tokens": "spec_decode_num_accepted_tokens",
+    "kept": "dcut_num_kept_draft_tokens",
+    "pruned": "dcut_num_pruned_draft_tokens",
+    "steps": "dcut_num_steps",
+    "preemptions": "num_preemptions",
+}
 
 
 def speculative_config(method: str, folder: Path) -> dict[str, Any] | None:

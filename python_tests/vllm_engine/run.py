@@ -21,19 +21,20 @@ import torch
 from vllm import LLM, SamplingParams
 
 from dcut_kernels import backends
-from python_tests.vllm_engine.models import PAIR, TARGET, speculative_config
+from python_tests.vllm_engine.models import COUNTERS, PAIR, TARGET, speculative_config
 
 TOKENS, PROMPTS = 64, 64
 CONCURRENCY = (1, 8, 32)
-COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
 
 
-def load(method: str, folder: Path, **options: Any) -> LLM:
+def load(method: str, folder: Path, speculation: dict[str, Any] | None = None, **options: Any) -> LLM:
     """An engine for at most 32 requests."""
-    return LLM(
-        model=str(TARGET), speculative_config=speculative_config(method, folder), dtype="float32", max_model_len=512,
-        enforce_eager=True, disable_log_stats=False, max_num_seqs=max(CONCURRENCY), async_scheduling=False, **options,
-    )  # fmt: skip
+    spec = speculative_config(method, folder)
+    options = {
+        "dtype": "float32", "max_model_len": 512, "enforce_eager": True, "disable_log_stats": False,
+        "max_num_seqs": max(CONCURRENCY), "async_scheduling": False,
+    } | options  # fmt: skip
+    return LLM(model=str(TARGET), speculative_config=spec and spec | (speculation or {}), **options)
 
 
 def trimmer(llm: LLM) -> Any:
@@ -42,17 +43,20 @@ def trimmer(llm: LLM) -> Any:
 
 
 def counters(llm: LLM) -> dict[str, int]:
-    values = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
-    return {name: values.get(f"vllm:spec_decode_num_{name}", 0) for name in COUNTERS}
+    metrics = llm.get_metrics()
+    return {key: sum(m.value for m in metrics if m.name == f"vllm:{name}") for key, name in COUNTERS.items()}
+
+
+def prompts(llm: LLM, count: int) -> list[list[int]]:
+    return llm.get_tokenizer()(json.loads((PAIR / "prompts.json").read_text())[:count])["input_ids"]
 
 
 def decode(llm: LLM, concurrency: int, count: int = PROMPTS) -> dict[str, Any]:
     """Prompts, so many at a time: texts and what vLLM counted."""
-    prompts = llm.get_tokenizer()(json.loads((PAIR / "prompts.json").read_text())[:count])["input_ids"]
-    before, texts = counters(llm), []
+    before, texts, given = counters(llm), [], prompts(llm, count)
     greedy = SamplingParams(temperature=0, max_tokens=TOKENS)
-    for first in range(0, len(prompts), concurrency):
-        group = [{"prompt_token_ids": ids} for ids in prompts[first : first + concurrency]]
+    for first in range(0, count, concurrency):
+        group = [{"prompt_token_ids": ids} for ids in given[first : first + concurrency]]
         texts += [list(output.outputs[0].token_ids) for output in llm.generate(group, greedy, use_tqdm=False)]
     return {"texts": texts} | {name: value - before[name] for name, value in counters(llm).items()}
 
@@ -67,7 +71,9 @@ class Logged:
     def __call__(self, confidence: torch.Tensor, *tokens: torch.Tensor, **options: Any) -> Any:
         found = self.inner(confidence, *tokens, **options)
         tables = self.planner.buckets.dense
-        more = {} if self.planner.calibration is None else {"calibration": self.planner.calibration.table()}
+        more = {"policy": self.planner.policy, "score": self.planner.score, "envelope": tables.envelope}
+        if self.planner.calibration is not None:
+            more["calibration"] = self.planner.calibration.table()
         expected = self.reference(confidence, *tokens, tables.budgets, tables.costs, **options, **more)
         self.steps += 1
         self.wrong += expected.keep_lens.tolist() != found.keep_lens.tolist()

@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from python_tests.vllm_engine.models import PAIR, TARGET, speculative_config
+from python_tests.vllm_engine.models import COUNTERS, PAIR, TARGET, speculative_config
 
 PROMPTS, PORT = 8, 8765
 
@@ -52,10 +52,10 @@ def served() -> dict[str, Any]:
     finally:
         server.terminate()
         server.wait(60)
-    names = ("drafts", "draft_tokens", "accepted_tokens")
-    patterns = {name: rf"^vllm:spec_decode_num_{name}_total{{.*}} ([\d.e+]+)$" for name in names}
-    found = {name: re.search(pattern, metrics, re.MULTILINE) for name, pattern in patterns.items()}
-    return {"texts": texts} | {name: float(match[1]) for name, match in found.items() if match}
+    found: dict[str, Any] = {"texts": texts}
+    for key, name in COUNTERS.items():
+        found[key] = sum(map(float, re.findall(rf"^vllm:{name}_total{{.*}} ([\d.e+]+)$", metrics, re.MULTILINE)))
+    return found
 
 
 def wait(url: str, server: subprocess.Popen) -> None:

@@ -6,16 +6,16 @@ made with ``additional_config={"dcut": True}``, or with a dict of `options.Optio
 
 from __future__ import annotations
 
-NAME = "dcut"
+import importlib
+import logging
+
+PARTS = ("v1", "v2", "metrics")  # the two runners, and what is exported of the first
 
 
 def register() -> None:
     """Prepare this process; engines that are not switched on stay as they are.  Repeated calls change nothing."""
-    from . import v1
-
-    v1.install()
-    try:
-        from . import v2
-    except ImportError:  # a vLLM whose V2 runner verifies all drafts
-        return
-    v2.install()
+    for part in PARTS:
+        try:
+            importlib.import_module(f".{part}", __name__).install()
+        except ImportError as error:  # vLLM moves what it does not promise
+            logging.getLogger(f"vllm.{__name__}").warning("dcut: no %s with this vLLM: %s", part, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -47,19 +48,36 @@ class Options:
         return cls(**value)
 
 
-def changed(function: Callable[..., Any], parameters: str) -> str | None:
-    """What is different about a function of vLLM, None if it takes what the plugin was written for.
+def difference(owner: Any, functions: Mapping[str, str]) -> str | None:
+    """How vLLM differs from what this was written for, None if it does not.
 
     Parameters
     ----------
-    function : callable
-    parameters : str
-        Names of its parameters, in order, without self; more may follow if they have defaults.
+    owner : module or class
+    functions : mapping of str to str
+        Dotted names in it, with the names of all parameters in order, but for self.  After ``...`` come some, anywhere
+        in the signature, of a function whose other parameters do not matter.
     """
-    expected = parameters.split()
-    signature = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
-    got, rest = [p.name for p in signature[: len(expected)]], signature[len(expected) :]
-    if got == expected and all(p.default is not p.empty or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in rest):
-        return None
-    shown = ", ".join(p.name for p in signature)
-    return f"{function.__qualname__}: expected parameters {', '.join(expected) or 'none'}, got {shown or 'none'}"
+    for name, parameters in functions.items():
+        function: Any = functools.reduce(lambda place, part: getattr(place, part, None), name.split("."), owner)
+        if not callable(function):
+            return f"{name}: expected a function, got none"
+        got = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
+        exact, _, some = parameters.partition("...")
+        if not (set(some.split()) <= set(got) if "..." in parameters else exact.split() == got):
+            return f"{name}: expected parameters {parameters or 'none'}, got {' '.join(got) or 'none'}"
+    return None
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a function of vLLM by ``around(function, *arguments)``, once."""
+    original = getattr(owner, name)
+    if hasattr(original, "dcut"):
+        return
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    wrapped.dcut = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)

@@ -6,7 +6,7 @@ its place and hands on the prefixes worth verifying.  vLLM schedules ragged draf
 
 from __future__ import annotations
 
-import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from ... import draft_confidence
 from ...batch import VerifyBatch
@@ -21,60 +22,61 @@ from ...calibration import PositionRates
 from ...cost import CostTable
 from ...planner import Planner
 from .costs import load_or_measure
-from .options import Options, changed
+from .options import Options, difference, wrap
 
 logger = init_logger(__name__)
 
-# What is called or replaced, with the parameters that it has in 0.32; None where they are passed on as they are.
-RUNNER: dict[str, str | None] = {
-    "initialize_kv_cache": "kv_cache_config is_profiling",
-    "take_draft_token_ids": "",
-    "_dummy_run": "num_tokens cudagraph_runtime_mode force_attention",
-}
-DRAFTER: dict[str, str | None] = {"_greedy_sample": "hidden_states", "propose": None, "take_last_draft_probs": ""}
+# What is called or replaced, with its parameters in 0.32.
+RUNNER = {"take_draft_token_ids": "", "_dummy_run": "... num_tokens force_attention profile_seq_lens"}
+DRAFTER = {"_greedy_sample": "hidden_states", "propose": "...", "take_last_draft_probs": ""}
 NGRAM = ("ngram", "suffix")  # drafters without probabilities
 
 
+@dataclass
+class Trimmed(DraftTokenIds):
+    """Drafts that are left of a step, and the step: how many, of how many that there were, in which bucket."""
+
+    kept: int = 0
+    drafts: int = 0
+    bucket: int = 0
+
+
 def install() -> None:
-    """Let each runner that is switched on attach a `Trimmer` as soon as it has its cache."""
-    if getattr(GPUModelRunner.initialize_kv_cache, "dcut", False):
-        return
-    original = GPUModelRunner.initialize_kv_cache
-
-    @functools.wraps(original)
-    def initialize_kv_cache(self: Any, kv_cache_config: Any, is_profiling: bool = False, **kwargs: Any) -> None:
-        original(self, kv_cache_config, is_profiling, **kwargs)
-        options = Options.of(self.vllm_config)
-        if options is not None and not is_profiling:
-            if (reason := obstacle(self)) is None:
-                Trimmer(self, options).attach()
-            else:
-                logger.warning("dcut: not used, drafts are verified in full: %s", reason)
-
-    initialize_kv_cache.dcut = True  # type: ignore[attr-defined]
-    GPUModelRunner.initialize_kv_cache = initialize_kv_cache
+    """Let each runner that is switched on attach a `Trimmer` when it is warm and its graphs are captured."""
+    if not hasattr(WorkerWrapperBase, "compile_or_warm_up_model"):  # it hands on what it does not know
+        WorkerWrapperBase.compile_or_warm_up_model = lambda self: self.worker.compile_or_warm_up_model()
+    wrap(WorkerWrapperBase, "compile_or_warm_up_model", _warm_up)
 
 
-def obstacle(runner: Any) -> str | None:
+def _warm_up(original: Any, wrapper: Any) -> Any:
+    times, runner = original(wrapper), wrapper.worker.model_runner
+    options = Options.of(wrapper.vllm_config)
+    if options is not None and isinstance(runner, GPUModelRunner):
+        reason = obstacle(runner, options)
+        if reason is None:
+            Trimmer(runner, options).attach()
+        else:
+            logger.warning("dcut: not used, drafts are verified in full: %s", reason)
+    return times
+
+
+def obstacle(runner: Any, options: Options) -> str | None:
     """Why the drafts of a runner cannot be trimmed, None if they can."""
-    if runner.speculative_config is None or not hasattr(runner, "drafter"):
+    spec, parallel = runner.speculative_config, runner.parallel_config
+    if spec is None:
         return "speculative_config: expected one, got none"
     if runner.use_async_scheduling:
         return "async_scheduling: expected False, as drafts are trimmed on the host, got True"
-    functions = [(type(runner), RUNNER)]
-    if runner.speculative_config.method not in NGRAM:
-        drafter = runner.drafter
-        for name in ("use_local_argmax_reduction", "use_heterogeneous_vocab"):
-            if getattr(drafter, name, False):
-                return f"{name}: expected False, as confidences need the drafter's own logits, got True"
-        functions.append((type(drafter), DRAFTER))
-    for owner, expected in functions:
-        for name, parameters in expected.items():
-            if not hasattr(owner, name):
-                return f"{owner.__name__}.{name}: expected a method, got none"
-            if parameters is not None and (difference := changed(getattr(owner, name), parameters)) is not None:
-                return difference
-    return None
+    if parallel.pipeline_parallel_size > 1:
+        return f"pipeline_parallel_size: expected 1, got {parallel.pipeline_parallel_size}"
+    if parallel.data_parallel_size > 1 and options.costs is None:
+        return f"data_parallel_size: expected 1, or a table in costs, got {parallel.data_parallel_size}"
+    if spec.method in NGRAM:
+        return difference(type(runner), RUNNER)
+    for name in ("use_local_argmax_reduction", "use_heterogeneous_vocab"):
+        if getattr(runner.drafter, name, False):
+            return f"{name}: expected False, as confidences need the drafter's own logits, got True"
+    return difference(type(runner), RUNNER) or difference(type(runner.drafter), DRAFTER)
 
 
 class Trimmer:
@@ -84,27 +86,23 @@ class Trimmer:
     ----------
     runner : GPUModelRunner
     options : Options
-    table : CostTable, optional
-        Instead of one that is loaded or measured.
 
     Attributes
     ----------
     planner : Planner
+        On the host, where vLLM's scheduler takes its drafts.
     """
 
-    def __init__(self, runner: Any, options: Options, table: CostTable | None = None) -> None:
+    def __init__(self, runner: Any, options: Options) -> None:
         self.runner, self.draft_len = runner, runner.num_spec_tokens
-        spec = runner.speculative_config
         sampled = bool(getattr(runner.drafter, "_enable_probabilistic_draft_probs", False))
-        self.rates = PositionRates(self.draft_len) if spec.method in NGRAM else None
-        if options.costs is not None:
-            table = CostTable.load(options.costs)
+        self.rates = PositionRates(self.draft_len) if runner.speculative_config.method in NGRAM else None
         self.planner = Planner(
-            table or load_or_measure(runner), runner.max_num_reqs, self.draft_len,
-            policy=options.policy or ("early_stop" if sampled else "argmax"),
+            load_or_measure(runner) if options.costs is None else CostTable.load(options.costs),
+            runner.max_num_reqs, self.draft_len, policy=options.policy or ("early_stop" if sampled else "argmax"),
             score="shifted" if sampled else "inclusive", draft_sampling="sampled" if sampled else "greedy",
-            calibration=self.rates, latency_ms=options.latency_ms,
-            floor=options.floor, floor_every=options.floor_every,
+            calibration=self.rates, latency_ms=options.latency_ms, floor=options.floor,
+            floor_every=options.floor_every,
         )  # fmt: skip
         self.confidence: Tensor | None = None  # [B, K] of the drafts that were proposed last
         self.calls: list[Tensor] = []  # of the drafter's head in one proposal
@@ -114,8 +112,7 @@ class Trimmer:
         """Stand between the runner, its drafter and the engine; on these objects, not on their classes."""
         runner, drafter = self.runner, self.runner.drafter
         self.take = runner.take_draft_token_ids
-        runner.take_draft_token_ids = self.trim
-        runner.dcut = self
+        runner.take_draft_token_ids, runner.dcut = self.trim, self
         if self.rates is None:
             self.propose = drafter.propose
             drafter.propose, drafter._greedy_sample = self.proposed, self.greedy
@@ -142,19 +139,21 @@ class Trimmer:
 
     def trim(self) -> DraftTokenIds | None:
         """What the engine takes: the drafts of each request that are worth verifying."""
-        taken = self.take()
-        confidence, self.confidence = self.confidence, None
+        taken, confidence, self.confidence = self.take(), self.confidence, None
         self.observe()
-        if taken is None or (confidence is None and self.rates is None):
-            return taken
+        if taken is None:
+            return None
         drafts = [list(tokens) for tokens in taken.draft_token_ids]
-        if self.rates is not None:
-            confidence = torch.ones(len(drafts), self.draft_len)
-        assert confidence is not None
+        if confidence is None:  # the rates of positions decide; drafts that no drafter has made are zeros
+            confidence = torch.full((len(drafts), self.draft_len), float(self.rates is not None))
+        if len(confidence) != len(drafts):
+            return taken
+        confidence = torch.nn.functional.pad(confidence.cpu(), (0, self.draft_len - confidence.shape[1]))
         rows = enumerate(zip(taken.req_ids, drafts, strict=True))
         lengths = [min(len(tokens), self.room(row, name)) for row, (name, tokens) in rows]
-        keep = self.decide(taken.req_ids, confidence, lengths)
-        return DraftTokenIds(taken.req_ids, [tokens[:n] for tokens, n in zip(drafts, keep, strict=True)])
+        keep, bucket = self.decide(taken.req_ids, confidence, lengths)
+        left = [tokens[:n] for tokens, n in zip(drafts, keep, strict=True)]
+        return Trimmed(taken.req_ids, left, kept=sum(keep), drafts=sum(lengths), bucket=bucket)
 
     def room(self, row: int, name: str) -> int:
         """Drafts that a request can still use: none in its prompt, and none beyond ``max_tokens``."""
@@ -164,15 +163,15 @@ class Trimmer:
         limit = request.sampling_params.max_tokens if request.sampling_params else None
         return self.draft_len if limit is None else max(0, limit - len(request.output_token_ids) - 1)
 
-    def decide(self, names: list[str], confidence: Tensor, lengths: list[int]) -> list[int]:
-        """Drafts kept of each request."""
-        batch, planner = len(names), self.planner
-        for name in names:
-            if name not in planner.metrics.requests:
-                planner.join(name)
-        for gone in set(planner.metrics.requests) - set(self.runner.requests):
+    def decide(self, names: list[str], confidence: Tensor, lengths: list[int]) -> tuple[list[int], int]:
+        """Drafts kept of each request, and the bucket, in tokens."""
+        planner, known = self.planner, self.planner.metrics.requests
+        for gone in set(known) - set(self.runner.requests):
             planner.leave(gone)
-        nothing = torch.zeros(batch, self.draft_len, dtype=torch.int64)
+        for name in names:
+            if name not in known:
+                planner.join(name)
+        nothing = torch.zeros(len(names), self.draft_len, dtype=torch.int64)  # what is packed is not used
         planner.begin(names)
         decided = planner.select(
             confidence.contiguous(), nothing, nothing[:, 0].clone(), nothing[:, 0].clone(),
@@ -180,21 +179,21 @@ class Trimmer:
         )  # fmt: skip
         outputs = [len(self.runner.requests[name].output_token_ids) for name in names]
         self.last = list(names), decided, lengths, outputs
-        return decided.keep_lens.tolist()
+        return decided.keep_lens.tolist(), int(decided.decision[3])
 
     def observe(self) -> None:
         """Count what the target accepted of the drafts before these."""
         if self.last is None:
             return
         (names, decided, lengths, outputs), self.last = self.last, None
-        accepted, verified = [], []
+        seen, verified, accepted = [], [], []
         for name, length, before, keep in zip(names, lengths, outputs, decided.keep_lens.tolist(), strict=True):
             request = self.runner.requests.get(name)
             grown = len(request.output_token_ids) - before if request is not None else 0
-            verified.append(length if grown > 0 else 0)  # else it was preempted, or ended otherwise
-            accepted.append(min(max(grown - 1, 0), keep))
-        self.planner.observe(names, decided, verified, accepted)
+            seen.append(length if grown > 0 else 0)  # else it was preempted, or ended otherwise
+            verified.append(min(request.prev_num_draft_len, keep) if grown > 0 else 0)  # a grammar may forbid some
+            accepted.append(min(max(grown - 1, 0), verified[-1]))
+        self.planner.observe(names, decided, seen, accepted)
         if self.rates is not None:
-            kept = decided.keep_lens.clamp(max=torch.tensor(verified, dtype=torch.int32))
-            self.rates.update(kept, torch.tensor(accepted, dtype=torch.int32))
+            self.rates.update(*(torch.tensor(values, dtype=torch.int32) for values in (verified, accepted)))
             self.planner.calibrate()

@@ -8,8 +8,6 @@ budget of its step: the target's distribution is kept, and `Options.policy` make
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
 from typing import Any
 
@@ -20,18 +18,18 @@ from vllm.logger import init_logger
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification as adaptive
 
 from ... import bucket_argmax, log_prefix_sum, select_and_pack
-from ..._schema import MAX_BUCKETS
-from ...cost import CostTable, from_captured_sizes
+from ...buckets import Buckets
+from ...cost import CostTable
 from ...lossless import require_lossless
-from .options import Options, changed
+from .costs import cost_table
+from .options import Options, difference, wrap
 
 logger = init_logger(__name__)
 Curve = list[tuple[int, float]]
 FACTORY, RANK = "maybe_create_adaptive_verification_manager", "_assign_draft_token_budget_compiled"
-# What is replaced, with its parameters in 0.32 and 0.33; only the factory may have more.
+# What is replaced, with its parameters in 0.32 and 0.33.
 FUNCTIONS = {
-    FACTORY: "enable_adaptive_verification attn_groups req_states query_start_loc num_bonus_tokens max_total_logits "
-    "vllm_config target_layer_names additional_attn_cg_support",
+    FACTORY: "... vllm_config",
     RANK: "confidence_probs idx_mapping capacities draft_budget num_steps",
     "AdaptiveVerificationManager.set_cost_curves": "draft_curve verify_curve",
     "AdaptiveVerificationManager.get_num_tokens": "num_tokens_per_req draft_tokens",
@@ -41,51 +39,21 @@ FUNCTIONS = {
 
 def install() -> None:
     """Let a `Decider` decide for each manager whose engine is switched on."""
-    original: Any = getattr(adaptive, FACTORY, None)
-    if hasattr(original, "dcut"):
-        return
-    if (reason := difference(adaptive)) is not None:
+    if (reason := difference(adaptive, FUNCTIONS)) is not None:
         logger.warning("dcut: cannot be used with the V2 runner of this vLLM: %s", reason)
         return
-
-    @functools.wraps(original)
-    def create(*, vllm_config: Any, **kwargs: Any) -> Any:
-        manager, options = original(vllm_config=vllm_config, **kwargs), Options.of(vllm_config)
-        if options is not None and manager is not None:
-            manager.set_cost_curves = Decider(manager, options).set_cost_curves
-        elif options is not None:
-            logger.warning("dcut: not used: enable_adaptive_verification: expected True, got False")
-        return manager
-
-    create.dcut = True  # type: ignore[attr-defined]
-    for module in (adaptive, sys.modules.get("vllm.v1.worker.gpu.model_runner", adaptive)):  # which has it by name
-        setattr(module, FACTORY, create)
+    wrap(adaptive, FACTORY, _create)
+    if (runner := sys.modules.get("vllm.v1.worker.gpu.model_runner")) is not None:  # which has it by name
+        setattr(runner, FACTORY, getattr(adaptive, FACTORY))
 
 
-def difference(module: Any) -> str | None:
-    """How vLLM's module differs from what this was written for, None if it does not."""
-    for name, parameters in FUNCTIONS.items():
-        function: Any = functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), module)
-        if function is None:
-            return f"{name}: expected a function, got none"
-        if (reason := changed(function, parameters)) is not None:
-            return reason
-        if name != FACTORY and (more := {*inspect.signature(function).parameters} - {"self", *parameters.split()}):
-            return f"{name}: expected no parameters but {parameters}, got {', '.join(sorted(more))}"
-    return None
-
-
-def cost_table(draft_curve: Curve, verify_curve: Curve, manager: Any) -> CostTable:
-    """Milliseconds of drafting, by requests, plus verification, by tokens: steps of captured sizes, lines above."""
-    limit: int = manager._cudagraph_limit
-    captured = [point for point in verify_curve if point[0] <= limit]
-    captured = captured[:: -1 - len(captured) // 192][::-1]  # of many, some: buckets above the last are needed too
-    above, draft = {size: ms for size, ms in verify_curve if size > limit} or None, dict(draft_curve)
-    most = max(above) if above else None
-    distance = -((limit - most) // (MAX_BUCKETS - len(captured))) if most else None
-    sizes, times = [size for size, _ in captured], [ms for _, ms in captured]
-    batches = sorted({*draft, manager.req_states.max_num_reqs})
-    return from_captured_sizes(sizes, times, draft, most, distance, above=above, batches=batches).smoothed()
+def _create(original: Any, *, vllm_config: Any, **kwargs: Any) -> Any:
+    manager, options = original(vllm_config=vllm_config, **kwargs), Options.of(vllm_config)
+    if options is not None and manager is not None:
+        manager.set_cost_curves = Decider(manager, options).set_cost_curves
+    elif options is not None:
+        logger.warning("dcut: not used: enable_adaptive_verification: expected True, got False")
+    return manager
 
 
 class Decider:
@@ -106,8 +74,11 @@ class Decider:
         draft_curve, verify_curve = adaptive.get_tp_group().broadcast_object((draft_curve, verify_curve), src=0)
         self.profiled(draft_curve, verify_curve)
         try:
-            self.table = CostTable.load(costs) if costs else cost_table(draft_curve, verify_curve, manager)
-            self.buckets = functools.lru_cache(1024)(self.price)
+            table, rows = CostTable.load(costs) if costs else None, manager.req_states.max_num_reqs
+            table = table or cost_table(dict(draft_curve), dict(verify_curve), manager._cudagraph_limit, rows, None)
+            lookup = "ceil" if table.batches[-1] >= rows else "nearest"
+            self.buckets = Buckets(table, rows, lookup, False, torch.device("cpu"))
+            self.buckets.set_latency(self.options.latency_ms)
             self.ids = torch.zeros_like(manager._confidence_probs, dtype=torch.int32)
             for decide in (manager.get_num_tokens, self.get_num_tokens):
                 tokens, left, manager._batch_budget = decide({}, {}), manager._batch_budget, None
@@ -132,7 +103,7 @@ class Decider:
         counted = (drafts > 0) | (states.num_computed_tokens_np[slots] + base >= states.prefill_len.np[slots])
         index, draft_lens, base_lens, min_keep = (torch.from_numpy(a[counted]) for a in (slots, drafts, base, floors))
         rest = int(base[~counted].sum())
-        budgets, costs = self.buckets(len(names), total)
+        budgets, costs, *_ = self.buckets.of_step(len(names), total)
         prefix = log_prefix_sum(manager._stale_confidences[manager._stale_idx].cpu, row_index=index)
         decision, _ = bucket_argmax(
             prefix, budgets - rest, costs, draft_lens=draft_lens, base_lens=base_lens,
@@ -141,13 +112,6 @@ class Decider:
         budget = int(decision[1]) + rest - total
         manager._batch_budget = (*(dict(zip(names, a.tolist(), strict=True)) for a in (drafts, base)), budget)
         return total + budget
-
-    def price(self, rows: int, base_tokens: int) -> tuple[Tensor, Tensor]:
-        """Budgets, int32 [R], and costs, float32 [R], of a step."""
-        budgets, costs = self.table.step(rows, base_tokens, "ceil" if rows <= self.table.batches[-1] else "nearest")
-        if self.options.latency_ms is not None:
-            costs[costs > max(self.options.latency_ms, float(costs.min()))] = torch.inf
-        return budgets, costs
 
     def reallocate_drafts(self, req_ids: list[str], idx_mapping: Tensor) -> Any:
         """What vLLM does, with `rank` in place of its own ranking, which it looks up in its module."""

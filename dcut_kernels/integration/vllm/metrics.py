@@ -1,0 +1,83 @@
+"""What vLLM exports of the plugin, next to its own ``vllm:spec_decode_*``.
+
+A worker sends what it decided with the drafts, the scheduler passes it on with its statistics of speculation, and the
+process that exports those counts it.  vLLM's own counters know verified drafts only: what was trimmed is no rejection.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched import scheduler as scheduling
+from vllm.v1.metrics.utils import create_metric_per_engine
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.spec_decode import metrics as speculation
+
+from .options import difference, wrap
+from .v1 import Trimmed
+
+logger = init_logger(__name__)
+SCHEDULER = {
+    "Scheduler.update_draft_token_ids": "draft_token_ids",
+    "Scheduler.make_stats": "... spec_decoding_stats",
+}
+SPECULATION = {
+    "SpecDecodingProm.__init__": "... speculative_config labelnames per_engine_labelvalues",
+    "SpecDecodingProm.observe": "... spec_decoding_stats engine_idx",
+}
+KEPT, PRUNED = -1, -2  # keys of counts, next to the tokens of buckets
+
+
+def install() -> None:
+    """Let schedulers pass on what was decided, and exporters export it."""
+    reason = difference(scheduling, SCHEDULER) or difference(speculation, SPECULATION)
+    if reason is not None:
+        logger.warning("dcut: exports no metrics with this vLLM: %s", reason)
+        return
+    wrap(scheduling.Scheduler, "update_draft_token_ids", _receive)
+    wrap(scheduling.Scheduler, "make_stats", _send)
+    wrap(speculation.SpecDecodingProm, "__init__", _label)
+    wrap(speculation.SpecDecodingProm, "observe", _export)
+
+
+def _receive(original: Any, scheduler: Any, draft_token_ids: DraftTokenIds) -> None:
+    original(scheduler, draft_token_ids)
+    step = draft_token_ids
+    if isinstance(step, Trimmed) and scheduler.log_stats:
+        counts = scheduler.__dict__.setdefault("dcut", Counter())
+        counts.update({KEPT: step.kept, PRUNED: step.drafts - step.kept, step.bucket: 1})
+
+
+def _send(original: Any, scheduler: Any, spec_decoding_stats: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Behind the drafts by position, a list that may have any length when it goes to another process."""
+    if spec_decoding_stats is not None:
+        for pair in scheduler.__dict__.pop("dcut", {}).items():
+            spec_decoding_stats.num_draft_tokens_per_pos += pair
+    return original(scheduler, spec_decoding_stats, *args, **kwargs)
+
+
+def _label(original: Any, exporter: Any, config: Any, labelnames: Any, labelvalues: Any, *args: Any, **kw: Any) -> None:
+    original(exporter, config, labelnames, labelvalues, *args, **kw)
+    exporter.dcut = None, labelnames, labelvalues
+
+
+def _export(original: Any, exporter: Any, spec_decoding_stats: Any, engine_idx: int = 0) -> None:
+    original(exporter, spec_decoding_stats, engine_idx)
+    counts = spec_decoding_stats.num_draft_tokens_per_pos[spec_decoding_stats.num_spec_tokens :]
+    if not counts:
+        return
+    counters, names, values = exporter.dcut
+    if counters is None:  # engines that are not switched on have none
+        make = exporter._counter_cls
+        kept = make("vllm:dcut_num_kept_draft_tokens", "Draft tokens that D-cut let through.", names)
+        pruned = make("vllm:dcut_num_pruned_draft_tokens", "Draft tokens that were not verified.", names)
+        steps = make("vllm:dcut_num_steps", "Steps by the tokens of their bucket.", [*names, "bucket"])
+        counters = create_metric_per_engine(kept, values), create_metric_per_engine(pruned, values), steps
+        exporter.dcut = counters, names, values
+    for key, count in zip(counts[::2], counts[1::2], strict=True):
+        if key in (KEPT, PRUNED):
+            counters[0 if key == KEPT else 1][engine_idx].inc(count)
+        else:
+            counters[2].labels(*values[engine_idx], str(key)).inc(count)
