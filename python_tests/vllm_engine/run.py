@@ -88,11 +88,9 @@ def run(method: str, folder: Path) -> dict[str, Any]:
     dcut = trimmer(llm)
     dcut.planner.select = logged = Logged(dcut.planner)
     found = {"dcut": {str(n): decode(llm, n) for n in CONCURRENCY}}
-    for by_concurrency in found["dcut"].values():
-        by_concurrency["full"] = by_concurrency["drafts"] * dcut.draft_len
     if method == "dflash":
         for name, depth in {"full": dcut.draft_len, "uniform-1": 1, "uniform-2": 2, "uniform-3": 3}.items():
-            dcut.decide = lambda names, confidence, lengths, most=depth: [min(most, n) for n in lengths]
+            dcut.decide = lambda names, confidence, lengths, most=depth: ([min(most, n) for n in lengths], most)
             found[name] = {str(n): decode(llm, n) for n in CONCURRENCY[1:]}
     return found | {"logged": {"steps": logged.steps, "wrong": logged.wrong}}
 

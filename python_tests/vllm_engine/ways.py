@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 
 from python_tests.vllm_engine.models import COUNTERS, PAIR, TARGET, speculative_config
 
-PROMPTS, PORT = 8, 8765
+PROMPTS = 8
 
 
 def offline(**options: Any) -> dict[str, Any]:
@@ -33,13 +34,16 @@ def served() -> dict[str, Any]:
     """Texts of a streaming client, and the server's own counts."""
     from openai import OpenAI
 
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     config = json.dumps(speculative_config("dflash", Path()))
     arguments = ["--speculative-config", config, "--additional-config", '{"dcut": true}', "--dtype", "float32"]
-    arguments += ["--max-model-len", "512", "--enforce-eager", "--no-async-scheduling", "--port", str(PORT)]
+    arguments += ["--max-model-len", "512", "--enforce-eager", "--no-async-scheduling", "--port", str(port)]
     command = [str(Path(sys.executable).with_name("vllm")), "serve", str(TARGET), *arguments]
     server = subprocess.Popen(command)
     try:
-        url = f"http://127.0.0.1:{PORT}"
+        url = f"http://127.0.0.1:{port}"
         wait(f"{url}/health", server)
         client, texts = OpenAI(base_url=f"{url}/v1", api_key="none"), []
         for prompt in json.loads((PAIR / "prompts.json").read_text())[:PROMPTS]:
