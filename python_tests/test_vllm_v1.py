@@ -1,0 +1,334 @@
+"""vLLM's V1 runner: what is refused, what is left alone, and steps that an engine seldom takes, on a stand-in."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vllm is not installed")
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+from dcut_kernels.cost import CostTable, TokenCounts
+from dcut_kernels.integration import vllm as plugin
+from dcut_kernels.integration.vllm import metrics, v1
+from dcut_kernels.integration.vllm.costs import cost_table
+from dcut_kernels.integration.vllm.options import Options
+
+ROWS, K = 4, 5
+WARM_UP = "compile_or_warm_up_model"
+
+
+@pytest.fixture(autouse=True)
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """vLLM as it was imported; collects what is logged."""
+    lines: list[str] = []
+    for module in (v1, metrics):
+        monkeypatch.setattr(module.logger, "warning", lambda text, *values: lines.append(text % values))
+    for owner, names in (
+        (WorkerWrapperBase, (WARM_UP,)),
+        (Scheduler, ("update_draft_token_ids", "make_stats")),
+        (SpecDecodingProm, ("__init__", "observe")),
+    ):
+        for name in names:
+            original = getattr(owner, name, None)
+            original = getattr(original, "__wrapped__", original)
+            monkeypatch.setattr(owner, name, original or (lambda self: self.worker.compile_or_warm_up_model()), False)
+    return lines
+
+
+class Drafter:
+    """Half a proposer of vLLM: one head for all positions, or one call for each."""
+
+    _enable_probabilistic_draft_probs = False
+
+    def __init__(self, logits: torch.Tensor, calls: int = 1) -> None:
+        self.logits, self.calls, self.probabilities = logits, calls, None  # logits [B, K, V]
+        self.model = SimpleNamespace(compute_logits=lambda hidden: self.logits.reshape(-1, logits.shape[-1])[hidden])
+
+    def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.model.compute_logits(hidden_states).argmax(-1)
+
+    def propose(self) -> torch.Tensor:
+        rows = torch.arange(self.logits.shape[0] * self.logits.shape[1]).view(self.logits.shape[:2])
+        steps = [rows.flatten()] if self.calls == 1 else list(rows.T)
+        found = [self._greedy_sample(step) for step in steps]
+        return found[0].view(rows.shape) if self.calls == 1 else torch.stack(found, 1)
+
+    def take_last_draft_probs(self) -> torch.Tensor | None:
+        return self.probabilities
+
+
+class Runner(GPUModelRunner):
+    """What `Trimmer` sees of a runner."""
+
+    def __init__(self, drafter: Any, method: str = "dflash") -> None:
+        self.speculative_config = SimpleNamespace(method=method)
+        self.parallel_config = SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1)
+        self.drafter, self.use_async_scheduling, self.num_spec_tokens, self.max_num_reqs = drafter, False, K, ROWS
+        self.discard_request_mask = SimpleNamespace(np=np.zeros(ROWS, bool))
+        self.requests = {
+            name: SimpleNamespace(
+                sampling_params=SimpleNamespace(max_tokens=100), output_token_ids=[1], prev_num_draft_len=0
+            )
+            for name in "abcd"
+        }
+        self.drafts: torch.Tensor | None = None
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        return None if self.drafts is None else DraftTokenIds(list(self.requests), self.drafts.tolist())
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Options:
+    """Options with a table whose cost is flat, up to 12 tokens, and steep beyond."""
+    path = tmp_path / "costs.json"
+    CostTable((1, 4), ((1.0, 1.01, 9.0),) * 2, TokenCounts((4, 12, 24))).save(path)
+    return Options(costs=str(path))
+
+
+def logits(rows: int = ROWS, drafts: int = K) -> torch.Tensor:
+    return torch.randn(rows, drafts, 32, generator=torch.Generator().manual_seed(3)) * 3
+
+
+@pytest.fixture(params=[1, K], ids=["one call", "a call for each position"])
+def trimmer(request: pytest.FixtureRequest, costs: Options) -> v1.Trimmer:
+    runner = Runner(Drafter(logits(), request.param))
+    made = v1.Trimmer(runner, costs)
+    made.attach()
+    return made
+
+
+def kept(trimmer: v1.Trimmer) -> list[int]:
+    taken = trimmer.runner.take_draft_token_ids()
+    for row, left in zip(trimmer.runner.drafts.tolist(), taken.draft_token_ids, strict=True):
+        assert row[: len(left)] == left
+    assert taken.kept == sum(map(len, taken.draft_token_ids))
+    return [len(row) for row in taken.draft_token_ids]
+
+
+def test_keeps_the_most_likely_prefixes(trimmer: v1.Trimmer) -> None:
+    trimmer.runner.drafts = trimmer.runner.drafter.propose()
+    probabilities = logits().softmax(-1).max(-1)
+    assert trimmer.runner.drafts.tolist() == probabilities.indices.tolist()
+    survival = probabilities.values.cumprod(1)
+    best = survival.flatten().topk(8).indices // K  # 12 tokens, 4 of which are bonus tokens
+    assert kept(trimmer) == torch.bincount(best, minlength=ROWS).tolist()
+
+
+def test_drawn_drafts_are_ranked_by_their_own_probability(costs: Options) -> None:
+    drafter = Drafter(logits())
+    drafter._enable_probabilistic_draft_probs = True
+    trimmer = v1.Trimmer(Runner(drafter), costs)
+    trimmer.attach()
+    assert (trimmer.planner.policy, trimmer.planner.score) == ("early_stop", "shifted")
+    drafter.probabilities = logits().softmax(-1)
+    drafts = trimmer.proposed()
+    assert torch.equal(trimmer.confidence, drafter.probabilities.gather(-1, drafts[..., None])[..., 0])
+
+
+def test_biased_options_are_refused(costs: Options) -> None:
+    drafter = Drafter(logits())
+    drafter._enable_probabilistic_draft_probs = True
+    with pytest.raises(ValueError, match="early_stop"):
+        v1.Trimmer(Runner(drafter), Options(policy="argmax", costs=costs.costs))
+
+
+def test_requests_with_little_room(trimmer: v1.Trimmer) -> None:
+    """None in a prompt, none beyond ``max_tokens``, any number without a limit."""
+    runner = trimmer.runner
+    runner.discard_request_mask.np[0] = True
+    runner.requests["b"].sampling_params.max_tokens = 3  # one is out, the next step adds one of its own
+    runner.requests["c"].sampling_params.max_tokens = 1
+    runner.requests["d"].sampling_params = None
+    assert [trimmer.room(row, name) for row, name in enumerate("abcd")] == [0, 1, 0, K]
+    runner.drafts = runner.drafter.propose()
+    assert kept(trimmer) == [0, 1, 0, K]
+
+
+def test_nothing_drafted(trimmer: v1.Trimmer) -> None:
+    """No drafts, zeros in place of drafts, fewer positions than usual, and rows that do not fit."""
+    runner = trimmer.runner
+    assert runner.take_draft_token_ids() is None
+    runner.drafts = torch.zeros(ROWS, K, dtype=torch.int64)
+    assert sum(kept(trimmer)) == 0
+    runner.drafter.logits = logits(drafts=2)
+    runner.drafts = runner.drafter.propose()
+    assert 0 < sum(kept(trimmer)) <= 8
+    runner.drafts, trimmer.confidence = torch.zeros(ROWS, K, dtype=torch.int64), torch.ones(3, K)
+    assert type(runner.take_draft_token_ids()) is DraftTokenIds
+
+
+def test_what_is_learned(costs: Options) -> None:
+    """A request that was preempted teaches nothing, one with a grammar only of drafts that it allowed."""
+    runner = Runner(object(), "ngram")
+    trimmer = v1.Trimmer(runner, Options(costs=costs.costs, floor=K, floor_every=1))
+    trimmer.attach()
+    runner.drafts = torch.ones(ROWS, K, dtype=torch.int64)
+    assert kept(trimmer) == [K] * ROWS
+    for name, verified, more in (("a", 5, 4), ("b", 5, 1), ("c", 2, 3), ("d", 5, 0)):
+        runner.requests[name].prev_num_draft_len = verified
+        runner.requests[name].output_token_ids += [7] * more
+    kept(trimmer)
+    assert trimmer.rates.seen.tolist() == [3, 2, 1, 1, 0]
+    assert trimmer.rates.accepted.tolist() == [2, 2, 1, 0, 0]
+    assert trimmer.planner.metrics.accepted == 5
+    assert trimmer.planner.metrics.drafts == 3 * K
+
+
+def test_requests_come_and_go(trimmer: v1.Trimmer) -> None:
+    runner = trimmer.runner
+    runner.drafts = runner.drafter.propose()
+    kept(trimmer)
+    runner.requests["new"] = runner.requests.pop("a")
+    runner.drafts = runner.drafter.propose()
+    kept(trimmer)
+    assert set(trimmer.planner.metrics.requests) == {"b", "c", "d", "new"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"speculative_config": None}, "speculative_config: expected one, got none"),
+        ({"use_async_scheduling": True}, "async_scheduling: expected False"),
+        ({"pipeline": 2}, "pipeline_parallel_size: expected 1, got 2"),
+        ({"data": 2}, "data_parallel_size: expected 1, or a table in costs, got 2"),
+        ({"use_local_argmax_reduction": True}, "use_local_argmax_reduction: expected False"),
+        ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab: expected False"),
+        ({"drafter": SimpleNamespace(propose=None)}, "_greedy_sample: expected a function, got none"),
+    ],
+)
+def test_obstacles(change: dict[str, Any], reason: str, warnings: list[str]) -> None:
+    """One line says why, and the runner stays as it is."""
+    v1.install()
+    runner = Runner(Drafter(logits()))
+    for name, value in change.items():
+        if name in ("pipeline", "data"):
+            setattr(runner.parallel_config, f"{name}_parallel_size", value)
+        else:
+            setattr(runner.drafter if name.startswith("use_") and "async" not in name else runner, name, value)
+    started(runner, {"dcut": True})
+    assert len(warnings) == 1
+    assert reason in warnings[0]
+    assert not {"dcut", "take_draft_token_ids"} & set(vars(runner))
+
+
+def started(runner: Any, config: Any) -> Any:
+    """What the executor calls when a worker is to warm up."""
+    wrapper = WorkerWrapperBase()
+    wrapper.worker = SimpleNamespace(model_runner=runner, compile_or_warm_up_model=lambda: "times")
+    wrapper.vllm_config = SimpleNamespace(additional_config=config)
+    assert getattr(wrapper, WARM_UP)() == "times"
+    return runner
+
+
+def test_changed_signatures_are_an_obstacle(monkeypatch: pytest.MonkeyPatch, costs: Options) -> None:
+    runner = Runner(Drafter(logits()))
+    assert v1.obstacle(runner, costs) is None
+    monkeypatch.setattr(Drafter, "_greedy_sample", lambda self, hidden_states, temperature: None)
+    assert "expected parameters hidden_states, got hidden_states temperature" in v1.obstacle(runner, costs)
+    monkeypatch.undo()
+    for name in v1.RUNNER:
+        monkeypatch.setattr(Runner, name, lambda self, other: None)
+        assert v1.obstacle(runner, costs).startswith(f"{name}: expected parameters"), name
+        monkeypatch.undo()
+
+
+def test_switched_on_and_off(costs: Options) -> None:
+    v1.install()
+    for config in ({}, None, {"dcut": False}):
+        assert "dcut" not in vars(started(Runner(Drafter(logits())), config))
+    assert "dcut" in vars(started(Runner(Drafter(logits())), {"dcut": {"costs": costs.costs}}))
+    assert "dcut" not in vars(started(SimpleNamespace(), {"dcut": True}))  # another runner's part
+
+
+def test_installing_twice_is_installing_once() -> None:
+    plugin.register()
+    seams = [(WorkerWrapperBase, WARM_UP), (Scheduler, "make_stats"), (SpecDecodingProm, "observe")]
+    once = [getattr(owner, name) for owner, name in seams]
+    plugin.register()
+    assert once == [getattr(owner, name) for owner, name in seams]
+    assert not any(hasattr(function.__wrapped__, "dcut") for function in once)
+
+
+def test_a_vllm_without_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    logger = SimpleNamespace(warning=lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(plugin.logging, "getLogger", lambda name: logger)
+    monkeypatch.setattr(plugin, "PARTS", ("gone", "metrics"))
+    plugin.register()
+    assert len(lines) == 1
+    assert "no gone with this vLLM: No module named" in lines[0]
+    assert hasattr(Scheduler.make_stats, "dcut")
+
+
+def test_metrics_of_a_changed_vllm(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
+    monkeypatch.setattr(Scheduler, "make_stats", lambda self, stats: None)
+    metrics.install()
+    assert not hasattr(Scheduler.make_stats, "dcut")
+    assert "Scheduler.make_stats: expected parameters ... spec_decoding_stats, got stats" in warnings[0]
+
+
+def test_counts_wait_for_statistics() -> None:
+    """They go with the next statistics of speculation, whatever number of steps has gone by."""
+    metrics.install()
+    scheduler: Any = object.__new__(Scheduler)
+    scheduler.requests, scheduler.log_stats = {}, True
+    for kept, drafts, bucket in (3, 10, 16), (4, 8, 16), (0, 6, 4):
+        scheduler.update_draft_token_ids(v1.Trimmed([], [], kept, drafts, bucket))
+    scheduler.log_stats = False
+    scheduler.update_draft_token_ids(v1.Trimmed([], [], 100, 100, 100))
+    stats = SpecDecodingStats.new(K)
+    assert scheduler.make_stats(None) is None
+    assert scheduler.make_stats(stats) is None
+    sent = stats.num_draft_tokens_per_pos
+    assert sent[:K] == [0] * K
+    assert dict(zip(sent[K::2], sent[K + 1 :: 2], strict=True)) == {metrics.KEPT: 7, metrics.PRUNED: 17, 16: 2, 4: 1}
+    made: dict[str, Counter] = {}
+
+    class Recorded:
+        def __init__(self, name: str, documentation: str, labelnames: list[str]) -> None:
+            self.counts = made.setdefault(name, Counter())
+
+        def labels(self, *values: str) -> Any:
+            return SimpleNamespace(inc=lambda count: self.counts.update({values: count}))
+
+    exporter: Any = type("Exporter", (SpecDecodingProm,), {"_counter_cls": Recorded})(
+        SimpleNamespace(num_speculative_tokens=K), ["model", "engine"], {0: ["m", "0"], 1: ["m", "1"]}
+    )
+    exporter.observe(SpecDecodingStats.new(K), 1)
+    assert not any("dcut" in name for name in made)
+    exporter.observe(stats, 1)
+    assert made["vllm:dcut_num_kept_draft_tokens"] == {("m", "1"): 7}
+    assert made["vllm:dcut_num_pruned_draft_tokens"] == {("m", "1"): 17}
+    assert made["vllm:dcut_num_steps"] == {("m", "1", "16"): 2, ("m", "1", "4"): 1}
+
+
+@pytest.mark.parametrize("value", [1, "yes", ["policy"], {"policies": "argmax"}])
+def test_unknown_options(value: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape("dcut: expected")):
+        Options.of(SimpleNamespace(additional_config={"dcut": value}))
+
+
+def test_costs_where_nothing_is_captured() -> None:
+    table = cost_table({1: 0.5, 4: 1.0}, {1: 1.0, 100: 10.9, 200: 20.9}, 0, 4, None)
+    budgets = table.rule.budgets(4)
+    assert (budgets[0], budgets[-1], len(budgets)) == (1, 200, 64)
+    assert table.costs_ms[1][-1] == pytest.approx(21.9)
+
+
+def test_costs_behind_the_last_captured_size() -> None:
+    table = cost_table({1: 0.0, 4: 0.0}, {4: 1.0, 8: 2.0, 16: 9.0, 24: 11.0}, 8, 4, None)
+    priced = dict(zip(table.rule.budgets(4), table.costs_ms[0], strict=True))
+    assert {size: priced[size] for size in (4, 8, 9, 16, 24)} == pytest.approx({4: 1, 8: 2, 9: 7.25, 16: 9, 24: 11})
