@@ -69,7 +69,7 @@ def explain() -> str:
         slow = " (Python integers: correct, slow)" if choice == "reference" else ""
         served = f"{choice or 'none'}{detail}{slow}{forced}"
         if choice is not None and device == "cuda" and not torch.cuda.is_available():
-            served = f"none ({_NO_DEVICE}; one would be served by {served})"
+            served = f"none, as {_NO_DEVICE}; one would be served by {served}"
         lines.append(f"{device.upper()} tensors: {served}")
         for name in choices:
             if name != choice:

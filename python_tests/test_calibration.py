@@ -314,6 +314,15 @@ def test_isotonic_curve_by_hand() -> None:
     assert weighted(at[2:3]).item() == pytest.approx(3 / 5)
 
 
+def test_isotonic_leaves_nan_out() -> None:
+    confidence, accepted = torch.tensor([[0.5], [0.004], [math.nan]]), torch.tensor([[True], [False], [True]])
+    (expected,) = calibration.fit_isotonic(confidence[:2], accepted[:2], strength=0)
+    for pooled in (False, True):
+        (curve,) = calibration.fit_isotonic(confidence, accepted, pooled=pooled, strength=0)
+        assert torch.equal(curve.x, expected.x)
+        assert torch.equal(curve.y, expected.y)
+
+
 def test_isotonic_without_data_is_the_identity() -> None:
     nothing = torch.zeros(0, 2), torch.zeros(0, 2, dtype=torch.bool)
     for strength in (0.0, 1.0):
@@ -357,7 +366,8 @@ def test_temperatures_need_finite_logits(wrong: float) -> None:
     logits[1, 0, slice(None) if wrong < 0 else 2] = wrong
     message = rf"^logits: expected no NaN and a largest logit within 1e\+37 of 0 where mask is True, got {wrong:g} at"
     message = message.replace("1e+38", r"1e\+38")
-    for bad in ([recorded], [recorded._replace(mask=torch.zeros_like(mask)), recorded]):
+    narrow = recorded._replace(logits=logits if math.isfinite(wrong) else logits.half())
+    for bad in ([recorded], [narrow], [recorded._replace(mask=torch.zeros_like(mask)), recorded]):
         with pytest.raises(ValueError, match=rf"{message} \[1, 0\]$"):
             calibration.fit_temperatures(bad)
     mask[1] = False

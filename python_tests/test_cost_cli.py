@@ -89,8 +89,8 @@ def test_batches_without_a_cost_are_named(tmp_path: Path, capsys: pytest.Capture
         assert "off, K 256" in printed.out
         assert printed.err == f"{no_cost} batches 4, 16\n"
         assert status("plot", path, "--out", str(out)) == 2
-        message = "argument TABLE: off: expected a bucket with a cost above 0 and below inf to draw, got none at any batch"
-        assert capsys.readouterr().err.endswith(f"error: {message}\n")
+        message = "off: expected a bucket with a cost above 0 and below inf to draw, got none at any batch"
+        assert capsys.readouterr().err.endswith(f"error: argument TABLE: {message}\n")
         assert not out.exists()
 
 

@@ -267,16 +267,11 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
         planner(**options)
 
 
-@pytest.mark.parametrize(
-    ("priority", "expected"),
-    [
-        ("x", "a number, got 'x'"), (None, "a number, got None"), (True, "a number, got True"),
-        (math.nan, "a number above 0, got nan"), (-1.5, "a number above 0, got -1.5"), (0, "a number above 0, got 0"),
-    ],
-)  # fmt: skip
-def test_a_priority_is_a_number_above_0(priority: Any, expected: str) -> None:
+@pytest.mark.parametrize("priority", ["x", None, True, math.nan, -1.5, 0])
+def test_a_priority_is_a_number_above_0(priority: Any) -> None:
+    above = "" if priority in ("x", None, True) else " above 0"
     for made in (planner(priorities=True), planner()):
-        with pytest.raises(ValueError, match=f"^priority: expected {re.escape(expected)}$"):
+        with pytest.raises(ValueError, match=f"^priority: expected a number{above}, got {priority!r}$"):
             made.join("new", priority)
         made.join("new")  # it has not joined yet
 

@@ -34,8 +34,7 @@ WARM_UP = "compile_or_warm_up_model"
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """vLLM as it was imported; collects what is logged."""
     lines: list[str] = []
-    for module in (v1, metrics):
-        monkeypatch.setattr(module.logger, "warning", lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(v1.logger, "warning", lambda text, *values: lines.append(text % values))
     for owner, names in (
         (WorkerWrapperBase, (WARM_UP,)),
         (Scheduler, ("update_draft_token_ids", "make_stats")),
@@ -262,14 +261,11 @@ def test_installing_twice_is_installing_once() -> None:
     assert not any(hasattr(function.__wrapped__, "dcut") for function in once)
 
 
-def test_a_vllm_without_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    logger = SimpleNamespace(warning=lambda text, *values: lines.append(text % values))
-    monkeypatch.setattr(plugin.logging, "getLogger", lambda name: logger)
+def test_a_vllm_without_a_module(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
     monkeypatch.setattr(plugin, "PARTS", ("gone", "metrics"))
     plugin.register()
-    assert len(lines) == 1
-    assert "no gone with this vLLM: No module named" in lines[0]
+    assert len(warnings) == 1
+    assert "no gone with this vLLM: No module named" in warnings[0]
     assert hasattr(Scheduler.make_stats, "dcut")
 
 

@@ -8,14 +8,10 @@ The engine is made once, with the plugin switched on; other ways to choose depth
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
 import torch
 from vllm import LLM, SamplingParams

@@ -30,6 +30,7 @@ def script(module: str, case: str, folder: Path) -> dict[str, Any]:
         "VLLM_CACHE_ROOT": str(folder / f"cache-{module}-{case}"),
         "VLLM_NO_USAGE_STATS": "1",
     }
+    own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}  # one GiB
     own["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(module == "ways"))
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own, timeout=900)
     printed = done.stdout + done.stderr

@@ -40,7 +40,7 @@ def served() -> dict[str, Any]:
     config = json.dumps(speculative_config("dflash", Path()))
     arguments = ["--speculative-config", config, "--additional-config", '{"dcut": true}', "--dtype", "float32"]
     arguments += ["--max-model-len", "512", "--enforce-eager", "--no-async-scheduling", "--port", str(port)]
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(TARGET), *arguments]
+    command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(TARGET), *arguments]
     server = subprocess.Popen(command)
     try:
         url = f"http://127.0.0.1:{port}"
@@ -65,13 +65,13 @@ def served() -> dict[str, Any]:
 def wait(url: str, server: subprocess.Popen) -> None:
     for _ in range(240):
         if server.poll() is not None:
-            raise RuntimeError(f"vllm serve: expected it to stay, got exit status {server.returncode}")
+            raise RuntimeError(f"server: expected it to stay, got exit status {server.returncode}")
         try:
             urllib.request.urlopen(url, timeout=1)
             return
         except OSError:
             time.sleep(0.5)
-    raise RuntimeError("vllm serve: expected it to answer within two minutes")
+    raise RuntimeError("server: expected it to answer within two minutes")
 
 
 if __name__ == "__main__":

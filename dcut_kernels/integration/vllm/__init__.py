@@ -7,7 +7,8 @@ made with ``additional_config={"dcut": True}``, or with a dict of `options.Optio
 from __future__ import annotations
 
 import importlib
-import logging
+
+from .options import logger
 
 PARTS = ("v1", "v2", "metrics")  # the two runners, and what is exported of the first
 
@@ -18,4 +19,4 @@ def register() -> None:
         try:
             importlib.import_module(f".{part}", __name__).install()
         except ImportError as error:  # vLLM moves what it does not promise
-            logging.getLogger(f"vllm.{__name__}").warning("dcut: no %s with this vLLM: %s", part, error)
+            logger.warning("dcut: no %s with this vLLM: %s", part, error)

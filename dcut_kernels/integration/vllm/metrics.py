@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from vllm.logger import init_logger
 from vllm.v1.core.sched import scheduler as scheduling
 from vllm.v1.metrics.utils import create_metric_per_engine
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.spec_decode import metrics as speculation
 
-from .options import difference, wrap
+from .options import difference, logger, wrap
 from .v1 import Trimmed
 
-logger = init_logger(__name__)
 SCHEDULER = {
     "Scheduler.update_draft_token_ids": "draft_token_ids",
     "Scheduler.make_stats": "... spec_decoding_stats",

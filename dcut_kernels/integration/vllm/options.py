@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
+
+logger = logging.getLogger("vllm.dcut")  # vLLM shows what is logged under its own name
 
 
 @dataclass(frozen=True)

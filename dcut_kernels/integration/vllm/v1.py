@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.logger import init_logger
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.worker_base import WorkerWrapperBase
@@ -22,9 +21,7 @@ from ...calibration import PositionRates
 from ...cost import CostTable
 from ...planner import Planner
 from .costs import load_or_measure
-from .options import Options, difference, wrap
-
-logger = init_logger(__name__)
+from .options import Options, difference, logger, wrap
 
 # What is called or replaced, with its parameters in 0.32.
 RUNNER = {"take_draft_token_ids": "", "_dummy_run": "... num_tokens force_attention profile_seq_lens"}

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.logger import init_logger
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification as adaptive
 
 from ... import bucket_argmax, log_prefix_sum, select_and_pack
@@ -22,9 +21,8 @@ from ...buckets import Buckets
 from ...cost import CostTable
 from ...lossless import require_lossless
 from .costs import cost_table
-from .options import Options, difference, wrap
+from .options import Options, difference, logger, wrap
 
-logger = init_logger(__name__)
 Curve = list[tuple[int, float]]
 FACTORY, RANK = "maybe_create_adaptive_verification_manager", "_assign_draft_token_budget_compiled"
 # What is replaced, with its parameters in 0.32 and 0.33.
