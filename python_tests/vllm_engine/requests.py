@@ -1,9 +1,9 @@
 """Decodes requests of every kind at once in a small engine of vLLM.
 
-    python -m python_tests.vllm_engine.requests ar|off|dflash|sampled OUT
+    python -m python_tests.vllm_engine.requests all OUT
 
 Prompts are read in chunks, next to requests that draft, and the KV cache is too small for all: some start again.
-"off" drafts without the plugin's switch; "sampled" draws its drafts and its text.
+Of the engines, "off" drafts without the plugin's switch, and "sampled" draws its drafts and its text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from python_tests.vllm_engine.run import Logged, counters, load, prompts, trimmer
 
+ENGINES = ("ar", "off", "dflash", "sampled")
 TOKENS = 48
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -79,4 +80,4 @@ def run(method: str, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
-        Path(sys.argv[2]).write_text(json.dumps(run(sys.argv[1], Path(made))))
+        Path(sys.argv[2]).write_text(json.dumps({engine: run(engine, Path(made)) for engine in ENGINES}))

@@ -1,8 +1,8 @@
-"""Decodes the shipped prompts in vLLM with one method of speculation and writes what happened as JSON.
+"""Decodes the shipped prompts in vLLM with methods of speculation and writes what happened as JSON.
 
-    python -m python_tests.vllm_engine.run METHOD OUT
+    python -m python_tests.vllm_engine.run METHOD,... OUT
 
-The engine is made once, with the plugin switched on; other ways to choose depths take the plugin's place in turn.
+An engine is made for each, with the plugin switched on; other ways to choose depths take the plugin's place in turn.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ def run(method: str, folder: Path) -> dict[str, Any]:
     dcut.planner.select = logged = Logged(dcut.planner)
     found = {"dcut": {str(n): decode(llm, n) for n in CONCURRENCY}}
     if method == "dflash":
-        for name, depth in {"full": dcut.draft_len, "uniform-1": 1, "uniform-2": 2, "uniform-3": 3}.items():
+        for depth in (1, 2, 3):
             dcut.decide = lambda names, confidence, lengths, most=depth: ([min(most, n) for n in lengths], most)
-            found[name] = {str(n): decode(llm, n) for n in CONCURRENCY[1:]}
-    return found | {"logged": {"steps": logged.steps, "wrong": logged.wrong}}
+            found[f"uniform-{depth}"] = {str(n): decode(llm, n) for n in CONCURRENCY[1:]}
+    return found | {"logged": {"steps": logged.steps, "wrong": logged.wrong, "backend": backends.chosen()}}
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
-        Path(sys.argv[2]).write_text(json.dumps(run(sys.argv[1], Path(made))))
+        Path(sys.argv[2]).write_text(json.dumps({name: run(name, Path(made)) for name in sys.argv[1].split(",")}))

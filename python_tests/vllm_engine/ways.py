@@ -76,4 +76,4 @@ def wait(url: str, server: subprocess.Popen) -> None:
 
 if __name__ == "__main__":
     ways = {"processes": offline, "tensor_parallel": lambda: offline(tensor_parallel_size=2), "server": served}
-    Path(sys.argv[2]).write_text(json.dumps(ways[sys.argv[1]]()))
+    Path(sys.argv[2]).write_text(json.dumps({sys.argv[1]: ways[sys.argv[1]]()}))
