@@ -6,7 +6,9 @@ python -m python_tests.vllm_engine.ways processes|tensor_parallel|server OUT
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -41,7 +43,7 @@ def served() -> dict[str, Any]:
     arguments = ["--speculative-config", config, "--additional-config", '{"dcut": true}', "--dtype", "float32"]
     arguments += ["--max-model-len", "512", "--enforce-eager", "--no-async-scheduling", "--port", str(port)]
     command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(TARGET), *arguments]
-    server = subprocess.Popen(command)
+    server = subprocess.Popen(command, start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}"
         wait(f"{url}/health", server)
@@ -55,7 +57,11 @@ def served() -> dict[str, Any]:
         metrics = urllib.request.urlopen(f"{url}/metrics").read().decode()
     finally:
         server.terminate()
-        server.wait(60)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)  # with the engine's own process
+            raise
     found: dict[str, Any] = {"texts": texts}
     for key, name in COUNTERS.items():
         found[key] = sum(map(float, re.findall(rf"^vllm:{name}_total{{.*}} ([\d.e+]+)$", metrics, re.MULTILINE)))
@@ -63,7 +69,7 @@ def served() -> dict[str, Any]:
 
 
 def wait(url: str, server: subprocess.Popen) -> None:
-    for _ in range(240):
+    for _ in range(600):
         if server.poll() is not None:
             raise RuntimeError(f"server: expected it to stay, got exit status {server.returncode}")
         try:
@@ -71,7 +77,7 @@ def wait(url: str, server: subprocess.Popen) -> None:
             return
         except OSError:
             time.sleep(0.5)
-    raise RuntimeError("server: expected it to answer within two minutes")
+    raise RuntimeError("server: expected it to answer within five minutes")
 
 
 if __name__ == "__main__":
