@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import prometheus_client
 import pytest
 import torch
 
 pytest.importorskip("vllm", reason="vllm is not installed")
 
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from dcut_kernels.cost import CostTable, TokenCounts
 from dcut_kernels.integration import vllm as plugin
-from dcut_kernels.integration.vllm import metrics, v1
+from dcut_kernels.integration.vllm import costs as costs_module
+from dcut_kernels.integration.vllm import metrics, v1, workers
 from dcut_kernels.integration.vllm.costs import cost_table
 from dcut_kernels.integration.vllm.options import Options
 
@@ -36,9 +40,10 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(v1.logger, "warning", lambda text, *values: lines.append(text % values))
     for owner, names in (
-        (WorkerWrapperBase, (WARM_UP,)),
+        (WorkerWrapperBase, (WARM_UP, "init_device")),
         (Scheduler, ("update_draft_token_ids", "make_stats")),
-        (SpecDecodingProm, ("__init__", "observe")),
+        (SpecDecodingProm, ("observe",)),
+        (PrometheusStatLogger, ("__init__",)),
     ):
         for name in names:
             original = getattr(owner, name, None)
@@ -50,14 +55,12 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 class Drafter:
     """Half a proposer of vLLM: one head for all positions, or one call for each."""
 
-    _enable_probabilistic_draft_probs = False
+    _enable_probabilistic_draft_probs = use_local_argmax_reduction = use_heterogeneous_vocab = False
+    _greedy_sample = SpecDecodeBaseProposer._greedy_sample
 
     def __init__(self, logits: torch.Tensor, calls: int = 1) -> None:
         self.logits, self.calls, self.probabilities = logits, calls, None  # logits [B, K, V]
         self.model = SimpleNamespace(compute_logits=lambda hidden: self.logits.reshape(-1, logits.shape[-1])[hidden])
-
-    def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.model.compute_logits(hidden_states).argmax(-1)
 
     def propose(self) -> torch.Tensor:
         rows = torch.arange(self.logits.shape[0] * self.logits.shape[1]).view(self.logits.shape[:2])
@@ -205,12 +208,12 @@ def test_requests_come_and_go(trimmer: v1.Trimmer) -> None:
         ({"data": 2}, "data_parallel_size: expected 1, or a table in costs, got 2"),
         ({"use_local_argmax_reduction": True}, "use_local_argmax_reduction: expected False"),
         ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab: expected False"),
-        ({"drafter": SimpleNamespace(propose=None)}, "_greedy_sample: expected a function, got none"),
+        ({"drafter": SimpleNamespace(propose=None)}, "_greedy_sample: expected that of all proposers, got its own"),
     ],
 )
 def test_obstacles(change: dict[str, Any], reason: str, warnings: list[str]) -> None:
     """One line says why, and the runner stays as it is."""
-    v1.install()
+    workers.install()
     runner = Runner(Drafter(logits()))
     for name, value in change.items():
         if name in ("pipeline", "data"):
@@ -232,10 +235,17 @@ def started(runner: Any, config: Any) -> Any:
     return runner
 
 
+def other_sample(self: Any, hidden_states: torch.Tensor, temperature: float) -> None:
+    """As another vLLM may have it."""
+
+
 def test_changed_signatures_are_an_obstacle(monkeypatch: pytest.MonkeyPatch, costs: Options) -> None:
     runner = Runner(Drafter(logits()))
     assert v1.obstacle(runner, costs) is None
-    monkeypatch.setattr(Drafter, "_greedy_sample", lambda self, hidden_states, temperature: None)
+    monkeypatch.setattr(Drafter, "_greedy_sample", lambda self, hidden_states: None)
+    assert "_greedy_sample: expected that of all proposers" in v1.obstacle(runner, costs)
+    for owner in (Drafter, SpecDecodeBaseProposer):
+        monkeypatch.setattr(owner, "_greedy_sample", other_sample)
     assert "expected parameters hidden_states, got hidden_states temperature" in v1.obstacle(runner, costs)
     monkeypatch.undo()
     for name in v1.RUNNER:
@@ -245,11 +255,46 @@ def test_changed_signatures_are_an_obstacle(monkeypatch: pytest.MonkeyPatch, cos
 
 
 def test_switched_on_and_off(costs: Options) -> None:
-    v1.install()
+    workers.install()
     for config in ({}, None, {"dcut": False}):
         assert "dcut" not in vars(started(Runner(Drafter(logits())), config))
     assert "dcut" in vars(started(Runner(Drafter(logits())), {"dcut": {"costs": costs.costs}}))
     assert "dcut" not in vars(started(SimpleNamespace(), {"dcut": True}))  # another runner's part
+    assert started(None, {"dcut": True}) is None
+
+
+def test_a_second_warm_up_changes_nothing(costs: Options) -> None:
+    workers.install()
+    runner = started(Runner(Drafter(logits())), {"dcut": {"costs": costs.costs}})
+    first = vars(runner).copy()
+    assert vars(started(runner, {"dcut": {"costs": costs.costs}})) == first
+
+
+def test_options_are_refused_before_a_runner_is_made() -> None:
+    workers.install()
+    wrapper = WorkerWrapperBase()
+    wrapper.vllm_config = SimpleNamespace(additional_config={"dcut": {"floor": -1}})
+    with pytest.raises(ValueError, match="dcut: floor: expected an int from 0 on, got -1"):
+        wrapper.init_device()
+
+
+def test_another_worker_is_left_alone(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
+    monkeypatch.setattr(WorkerWrapperBase, "init_device", lambda self, device: None)
+    workers.install()
+    assert not hasattr(WorkerWrapperBase.init_device, "dcut")
+    assert "init_device: expected parameters none, got device" in warnings[0]
+
+
+def test_a_drafter_without_a_head(costs: Options, warnings: list[str]) -> None:
+    """Nothing is known of its drafts, and none is pruned for that."""
+    runner = Runner(Drafter(logits()))
+    trimmer = v1.Trimmer(runner, costs)
+    trimmer.attach()
+    trimmer.propose = lambda: torch.zeros(ROWS, K, dtype=torch.int64)
+    for _ in range(2):
+        runner.drafts = runner.drafter.propose()
+        assert sum(kept(trimmer)) == 8
+    assert warnings == ["dcut: the drafter does not use its head, all drafts count as certain"]
 
 
 def test_installing_twice_is_installing_once() -> None:
@@ -282,39 +327,144 @@ def test_counts_wait_for_statistics() -> None:
     scheduler: Any = object.__new__(Scheduler)
     scheduler.requests, scheduler.log_stats = {}, True
     for kept, drafts, bucket in (3, 10, 16), (4, 8, 16), (0, 6, 4):
-        scheduler.update_draft_token_ids(v1.Trimmed([], [], kept, drafts, bucket))
+        scheduler.update_draft_token_ids(metrics.Trimmed([], [], kept, drafts, bucket))
     scheduler.log_stats = False
-    scheduler.update_draft_token_ids(v1.Trimmed([], [], 100, 100, 100))
+    scheduler.update_draft_token_ids(metrics.Trimmed([], [], 100, 100, 100))
     stats = SpecDecodingStats.new(K)
     assert scheduler.make_stats(None) is None
     assert scheduler.make_stats(stats) is None
     sent = stats.num_draft_tokens_per_pos
     assert sent[:K] == [0] * K
     assert dict(zip(sent[K::2], sent[K + 1 :: 2], strict=True)) == {metrics.KEPT: 7, metrics.PRUNED: 17, 16: 2, 4: 1}
-    made: dict[str, Counter] = {}
-
-    class Recorded:
-        def __init__(self, name: str, documentation: str, labelnames: list[str]) -> None:
-            self.counts = made.setdefault(name, Counter())
-
-        def labels(self, *values: str) -> Any:
-            return SimpleNamespace(inc=lambda count: self.counts.update({values: count}))
-
-    exporter: Any = type("Exporter", (SpecDecodingProm,), {"_counter_cls": Recorded})(
-        SimpleNamespace(num_speculative_tokens=K), ["model", "engine"], {0: ["m", "0"], 1: ["m", "1"]}
-    )
-    exporter.observe(SpecDecodingStats.new(K), 1)
-    assert not any("dcut" in name for name in made)
-    exporter.observe(stats, 1)
-    assert made["vllm:dcut_num_kept_draft_tokens"] == {("m", "1"): 7}
-    assert made["vllm:dcut_num_pruned_draft_tokens"] == {("m", "1"): 17}
-    assert made["vllm:dcut_num_steps"] == {("m", "1", "16"): 2, ("m", "1", "4"): 1}
+    exporters = [exporter(config) for config in ({"dcut": True}, {}, {"dcut": True})]  # the last one's replace others
+    for each in exporters:
+        each.spec_decoding_prom.observe(SpecDecodingStats.new(K), 1)
+        each.spec_decoding_prom.observe(stats, 1)
+    found = {}
+    for metric in prometheus_client.REGISTRY.collect():
+        for sample in metric.samples if metric.name.startswith("vllm:dcut") else ():
+            if sample.name.endswith("_total") and sample.value:
+                found[sample.name, sample.labels["engine"], sample.labels.get("bucket")] = sample.value
+    assert found == {
+        ("vllm:dcut_num_kept_draft_tokens_total", "1", None): 7,
+        ("vllm:dcut_num_pruned_draft_tokens_total", "1", None): 17,
+        ("vllm:dcut_num_steps_total", "1", "16"): 2,
+        ("vllm:dcut_num_steps_total", "1", "4"): 1,
+    }
 
 
-@pytest.mark.parametrize("value", [1, "yes", ["policy"], {"policies": "argmax"}])
-def test_unknown_options(value: Any) -> None:
-    with pytest.raises(ValueError, match=re.escape("dcut: expected")):
+def exporter(config: Any) -> Any:
+    """What exports the metrics of an engine, as far as speculation goes."""
+
+    def __init__(self: Any, vllm_config: Any) -> None:
+        unregister_vllm_metrics()
+        self.per_engine_labelvalues = {0: ["m", "0"], 1: ["m", "1"]}
+        spec = SimpleNamespace(num_speculative_tokens=K)
+        self.spec_decoding_prom = SpecDecodingProm(spec, ["model_name", "engine"], self.per_engine_labelvalues)
+
+    made: Any = type("Exporter", (PrometheusStatLogger,), {"__abstractmethods__": frozenset()})
+    made = object.__new__(made)
+    metrics._create(__init__, made, SimpleNamespace(additional_config=config))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (1, "dcut: expected True, False or a dict of policy, latency_ms, floor, floor_every, costs, got 1"),
+        (["policy"], "dcut: expected True, False or a dict"),
+        (
+            {"policies": "argmax"},
+            "dcut: expected keys of policy, latency_ms, floor, floor_every, costs, got 'polic",
+        ),
+        ({"policy": "history"}, "dcut: policy: expected argmax or early_stop, got 'history'"),
+        ({"latency_ms": 0}, "dcut: latency_ms: expected a number above 0, got 0"),
+        ({"latency_ms": "x"}, "dcut: latency_ms: expected a number above 0, got 'x'"),
+        ({"latency_ms": True}, "dcut: latency_ms: expected a number above 0, got True"),
+        ({"floor": 1.5}, "dcut: floor: expected an int from 0 on, got 1.5"),
+        ({"floor_every": -1}, "dcut: floor_every: expected an int from 0 on, got -1"),
+        ({"costs": 3}, "dcut: costs: expected the path of a cost table, got 3"),
+    ],
+)
+def test_options_that_cannot_be(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         Options.of(SimpleNamespace(additional_config={"dcut": value}))
+
+
+def test_a_cost_table_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    for name in ("none.json", "bad.json", "."):
+        with pytest.raises(ValueError, match="dcut: costs: expected the path of a cost table, got "):
+            Options(costs=str(tmp_path / name)).table()
+
+
+class Measured(Runner):
+    """Dummy runs that are slow for one request, by mistake, and sleep by tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(type("Drafter", (), {"dummy_run": lambda self, tokens: None})())
+        self.speculative_config = SimpleNamespace(draft_model_config=None, method="x", draft_sample_method="greedy")
+        self.parallel_config = SimpleNamespace(tensor_parallel_size=1)
+        self.max_num_tokens, self.max_model_len, self.cudagraph_batch_sizes, self.runs = 64, 512, [4, 8], []
+        model = SimpleNamespace(model="m", dtype=torch.float32)
+        self.vllm_config = SimpleNamespace(model_config=model, compute_hash=lambda: "hash")
+        self.model = SimpleNamespace(compute_logits=lambda hidden: self.runs.append(len(hidden)))
+
+    def _dummy_run(self, tokens: int, force_attention: bool, profile_seq_lens: int) -> tuple[torch.Tensor, None]:
+        self.drafter.dummy_run(tokens)
+        return torch.zeros(max(8, tokens), 1), None
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    world = SimpleNamespace(rank_in_group=0, broadcast_object=lambda value, src: value)
+    monkeypatch.setattr(costs_module, "get_world_group", lambda: world)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(costs_module.time, "perf_counter", lambda: next(ticks) / 1024)
+    return tmp_path / "cache" / "dcut"
+
+
+def test_costs_are_measured_once(cache: Path, warnings: list[str]) -> None:
+    runner = Measured()
+    table = costs_module.load_or_measure(runner)
+    assert table.fingerprint is not None
+    assert set(runner.runs) == {4, 8, 16, 24}
+    assert runner.runs[:5] == [4, 8, 16, 24, 4]  # in turns
+    assert "dummy_run" not in vars(runner.drafter)  # its own again
+    runs = len(runner.runs)
+    assert costs_module.load_or_measure(runner) == table
+    assert len(runner.runs) == runs
+    runner.max_num_tokens = 48  # another engine
+    costs_module.load_or_measure(runner)
+    assert len(runner.runs) == 2 * runs
+    assert len(list(cache.iterdir())) == 2
+    assert warnings == []
+
+
+def test_a_damaged_cache_is_measured_again(cache: Path, warnings: list[str]) -> None:
+    runner = Measured()
+    table = costs_module.load_or_measure(runner)
+    for path in cache.iterdir():
+        path.write_text("")
+    assert costs_module.load_or_measure(runner) == table
+    assert len(warnings) == 1
+    assert "measures costs once more" in warnings[0]
+
+
+def test_a_cache_that_cannot_be_written(cache: Path, warnings: list[str]) -> None:
+    cache.parent.write_text("a file")
+    assert costs_module.load_or_measure(Measured()).costs_ms
+    assert "will measure costs at the next start too" in warnings[-1]
+
+
+def test_more_requests_do_not_draft_in_less_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {1: 39.0, 2: 2.0, 4: 3.0}
+    monkeypatch.setattr(
+        costs_module, "_time", lambda runs: {(kind, n): found.get(n, 0) if kind == "draft" else n for kind, n in runs}
+    )
+    table = costs_module.load_or_measure(Measured())
+    assert table.draft_ms == pytest.approx((44 / 3,) * 3)
 
 
 def test_costs_where_nothing_is_captured() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,7 +31,9 @@ def write(path: Path, table: CostTable) -> None:
         "costs_ms": [[None if math.isinf(cost) else cost for cost in costs] for costs in table.costs_ms],
     }
     lines = (f'"{key}": {json.dumps(content[key], allow_nan=False)}' for key in KEYS)
-    path.write_text("{\n  " + ",\n  ".join(lines) + "\n}\n", encoding="utf-8")
+    partial = path.with_name(f"{path.name}.{os.getpid()}")  # another process may read at any time
+    partial.write_text("{\n  " + ",\n  ".join(lines) + "\n}\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def read(path: Path) -> dict[str, Any]:

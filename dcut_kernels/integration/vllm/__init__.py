@@ -1,7 +1,8 @@
 """D-cut in vLLM, unmodified: a plugin that trims the drafts of each step before they are verified.
 
 vLLM loads it in every process through the entry point ``vllm.general_plugins``.  It does nothing unless an engine is
-made with ``additional_config={"dcut": True}``, or with a dict of `options.Options` in place of True.
+made with ``additional_config={"dcut": True}``, or with a dict of `options.Options` in place of True; only then are the
+runners' parts imported.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib
 
 from .options import logger
 
-PARTS = ("v1", "v2", "metrics")  # the two runners, and what is exported of the first
+PARTS = ("workers", "metrics")
 
 
 def register() -> None:

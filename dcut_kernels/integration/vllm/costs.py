@@ -15,8 +15,10 @@ from vllm import __version__, envs
 from vllm.distributed.parallel_state import get_world_group
 
 from ..._schema import MAX_BUCKETS
+from ...calibration import isotonic_regression
 from ...cost import CostTable, Fingerprint, TokenCounts, additive, from_captured_sizes
 from ...cost._values import powers_up_to
+from .options import logger
 
 TURNS = 6  # the first one warms up
 CONTEXT = 256  # tokens that a row has read
@@ -31,15 +33,22 @@ def load_or_measure(runner: Any) -> CostTable:
     """
     mark, world = _fingerprint(runner), get_world_group()
     name = hashlib.sha256(repr(mark).encode()).hexdigest()[:16]
-    path = Path(envs.VLLM_CACHE_ROOT) / "dcut" / f"{name}.json"
-    table = CostTable.load(path, expect=mark) if world.rank_in_group == 0 and path.exists() else None
+    path, table = Path(envs.VLLM_CACHE_ROOT) / "dcut" / f"{name}.json", None
+    try:
+        if world.rank_in_group == 0 and path.exists():
+            table = CostTable.load(path, expect=mark)
+    except (OSError, ValueError) as error:
+        logger.warning("dcut: measures costs once more: %s", error)
     table = world.broadcast_object(table, src=0)
     if table is None:
         with torch.random.fork_rng():
             table = world.broadcast_object(_measure(runner, mark), src=0)
-        if world.rank_in_group == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            table.save(path)
+        try:
+            if world.rank_in_group == 0:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                table.save(path)
+        except OSError as error:
+            logger.warning("dcut: will measure costs at the next start too: %s", error)
     return table
 
 
@@ -62,10 +71,11 @@ def cost_table(draft_ms: Curve, verify_ms: Curve, captured: int, rows: int, mark
 def _fingerprint(runner: Any) -> Fingerprint:
     config, spec, parallel = runner.vllm_config, runner.speculative_config, runner.parallel_config
     drafter = spec.draft_model_config.model if spec.draft_model_config else spec.method
-    limits = f"{runner.num_spec_tokens} drafts, {runner.max_num_reqs} requests, graphs {runner.cudagraph_batch_sizes}"
+    limits = f"{runner.num_spec_tokens} drafts, {runner.max_num_reqs} requests, {runner.max_num_tokens} tokens, "
+    limits += f"{runner.max_model_len} positions, graphs {runner.cudagraph_batch_sizes}, {spec.draft_sample_method}"
     return Fingerprint.here(
         model=f"{config.model_config.model} + {drafter} ({spec.method})",
-        engine=f"vllm {__version__}, {limits}, {config.compilation_config.cudagraph_mode}",
+        engine=f"vllm {__version__}, {limits}, {config.compute_hash()}",
         dtype=str(config.model_config.dtype),
         parallelism=f"tp{parallel.tensor_parallel_size}",
     )
@@ -76,10 +86,15 @@ def _measure(runner: Any, mark: Fingerprint) -> CostTable:
     most = min(rows * block, runner.max_num_tokens)
     captured = [size for size in runner.cudagraph_batch_sizes if size <= most]
     sizes = captured + [size for size in powers_up_to(most) if size > max(captured, default=0)]
-    verify_ms = {size: _time(functools.partial(_target, runner, size)) for size in sizes}
-    draft_ms = dict.fromkeys(powers_up_to(rows), 0.0)
+    runs: dict[tuple[str, int], Callable[[], object]] = {}
+    runs |= {("verify", size): functools.partial(_target, runner, size) for size in sizes}
     if hasattr(runner.drafter, "dummy_run"):
-        draft_ms = {n: _time(functools.partial(runner.drafter.dummy_run, min(n * block, most))) for n in draft_ms}
+        dummy = runner.drafter.dummy_run
+        runs |= {("draft", n): functools.partial(dummy, min(n * block, most)) for n in powers_up_to(rows)}
+    times = _time(runs)
+    verify_ms = {size: times["verify", size] for size in sizes}
+    draft = [times.get(("draft", n), 0.0) for n in powers_up_to(rows)]  # more requests do not take less time
+    draft_ms = dict(zip(powers_up_to(rows), isotonic_regression(draft, [1.0] * len(draft)), strict=True))
     return cost_table(draft_ms, verify_ms, max(captured, default=0), rows, mark)
 
 
@@ -93,13 +108,14 @@ def _target(runner: Any, tokens: int) -> None:
         del runner.drafter.dummy_run
 
 
-def _time(run: Callable[[], object]) -> float:
-    """Milliseconds, the median of some turns."""
-    times = []
+def _time(runs: Mapping[tuple[str, int], Callable[[], object]]) -> dict[tuple[str, int], float]:
+    """Milliseconds of each, medians of turns over all: what disturbs the machine hits all alike."""
+    times: dict[tuple[str, int], list[float]] = {name: [] for name in runs}
     for _ in range(TURNS):
-        start = time.perf_counter()
-        run()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(1000 * (time.perf_counter() - start))
-    return median(times[1:])
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times[name].append(1000 * (time.perf_counter() - start))
+    return {name: median(taken[1:]) for name, taken in times.items()}

@@ -7,7 +7,9 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
+
+from ...cost import CostTable
 
 logger = logging.getLogger("vllm.dcut")  # vLLM shows what is logged under its own name
 
@@ -23,7 +25,7 @@ class Options:
     latency_ms : float, optional
         Steps that take longer are not chosen.
     floor, floor_every : int
-        Every so many steps each request keeps at least so many drafts.
+        Every `floor_every` steps, unless that is 0, each request keeps at least `floor` drafts.
     costs : str, optional
         A saved cost table instead of one that is measured at startup.
     """
@@ -33,6 +35,28 @@ class Options:
     floor: int = 1
     floor_every: int = 0
     costs: str | None = None
+
+    def __post_init__(self) -> None:
+        latency = self.latency_ms
+        if latency is not None and not (isinstance(latency, int | float) and latency > 0 and latency is not True):
+            self._refuse("latency_ms", "a number above 0")
+        if self.policy not in (None, "argmax", "early_stop"):
+            self._refuse("policy", "argmax or early_stop")
+        for name in ("floor", "floor_every"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                self._refuse(name, "an int from 0 on")
+        if self.costs is not None and not isinstance(self.costs, str):
+            self._refuse("costs", "the path of a cost table")
+
+    def _refuse(self, name: str, expected: str) -> NoReturn:
+        raise ValueError(f"dcut: {name}: expected {expected}, got {getattr(self, name)!r}")
+
+    def table(self) -> CostTable | None:
+        """The user's cost table, if there is one."""
+        try:
+            return None if self.costs is None else CostTable.load(self.costs)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"dcut: costs: expected the path of a cost table, got {self.costs!r}: {error}") from None
 
     @classmethod
     def of(cls, config: Any) -> Options | None:

@@ -6,22 +6,21 @@ its place and hands on the prefixes worth verifying.  vLLM schedules ragged draf
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from ... import draft_confidence
 from ...batch import VerifyBatch
 from ...calibration import PositionRates
-from ...cost import CostTable
 from ...planner import Planner
 from .costs import load_or_measure
-from .options import Options, difference, logger, wrap
+from .metrics import Trimmed
+from .options import Options, difference, logger
 
 # What is called or replaced, with its parameters in 0.32.
 RUNNER = {"take_draft_token_ids": "", "_dummy_run": "... num_tokens force_attention profile_seq_lens"}
@@ -29,32 +28,14 @@ DRAFTER = {"_greedy_sample": "hidden_states", "propose": "...", "take_last_draft
 NGRAM = ("ngram", "suffix")  # drafters without probabilities
 
 
-@dataclass
-class Trimmed(DraftTokenIds):
-    """Drafts that are left of a step, and the step: how many, of how many that there were, in which bucket."""
-
-    kept: int = 0
-    drafts: int = 0
-    bucket: int = 0
-
-
-def install() -> None:
-    """Let each runner that is switched on attach a `Trimmer` when it is warm and its graphs are captured."""
-    if not hasattr(WorkerWrapperBase, "compile_or_warm_up_model"):  # it hands on what it does not know
-        WorkerWrapperBase.compile_or_warm_up_model = lambda self: self.worker.compile_or_warm_up_model()
-    wrap(WorkerWrapperBase, "compile_or_warm_up_model", _warm_up)
-
-
-def _warm_up(original: Any, wrapper: Any) -> Any:
-    times, runner = original(wrapper), wrapper.worker.model_runner
-    options = Options.of(wrapper.vllm_config)
-    if options is not None and isinstance(runner, GPUModelRunner):
-        reason = obstacle(runner, options)
-        if reason is None:
-            Trimmer(runner, options).attach()
-        else:
-            logger.warning("dcut: not used, drafts are verified in full: %s", reason)
-    return times
+def attach(runner: Any, options: Options) -> None:
+    """Trim the drafts of a runner that is warm and whose graphs are captured, if that can be done."""
+    if not isinstance(runner, GPUModelRunner) or hasattr(runner, "dcut"):
+        return
+    if (reason := obstacle(runner, options)) is None:
+        Trimmer(runner, options).attach()
+    else:
+        logger.warning("dcut: not used, drafts are verified in full: %s", reason)
 
 
 def obstacle(runner: Any, options: Options) -> str | None:
@@ -73,6 +54,8 @@ def obstacle(runner: Any, options: Options) -> str | None:
     for name in ("use_local_argmax_reduction", "use_heterogeneous_vocab"):
         if getattr(runner.drafter, name, False):
             return f"{name}: expected False, as confidences need the drafter's own logits, got True"
+    if getattr(type(runner.drafter), "_greedy_sample", None) is not SpecDecodeBaseProposer._greedy_sample:
+        return f"{type(runner.drafter).__name__}._greedy_sample: expected that of all proposers, got its own"
     return difference(type(runner), RUNNER) or difference(type(runner.drafter), DRAFTER)
 
 
@@ -95,13 +78,19 @@ class Trimmer:
         sampled = bool(getattr(runner.drafter, "_enable_probabilistic_draft_probs", False))
         self.rates = PositionRates(self.draft_len) if runner.speculative_config.method in NGRAM else None
         self.planner = Planner(
-            load_or_measure(runner) if options.costs is None else CostTable.load(options.costs),
-            runner.max_num_reqs, self.draft_len, policy=options.policy or ("early_stop" if sampled else "argmax"),
-            score="shifted" if sampled else "inclusive", draft_sampling="sampled" if sampled else "greedy",
-            calibration=self.rates, latency_ms=options.latency_ms, floor=options.floor,
+            options.table() or load_or_measure(runner),
+            runner.max_num_reqs,
+            self.draft_len,
+            policy=options.policy or ("early_stop" if sampled else "argmax"),
+            score="shifted" if sampled else "inclusive",
+            draft_sampling="sampled" if sampled else "greedy",
+            calibration=self.rates,
+            latency_ms=options.latency_ms,
+            floor=options.floor,
             floor_every=options.floor_every,
-        )  # fmt: skip
+        )
         self.confidence: Tensor | None = None  # [B, K] of the drafts that were proposed last
+        self.blind = False  # a drafter that does not use its head
         self.calls: list[Tensor] = []  # of the drafter's head in one proposal
         self.last: tuple[list[str], VerifyBatch, list[int], list[int]] | None = None
 
@@ -113,7 +102,9 @@ class Trimmer:
         if self.rates is None:
             self.propose = drafter.propose
             drafter.propose, drafter._greedy_sample = self.proposed, self.greedy
-        logger.info("dcut: trims drafts of %d; %s", self.draft_len, self.planner.table.fingerprint or "given costs")
+        table = self.planner.table
+        costs = [f"{n}: {min(row):.3g} to {max(row):.3g}" for n, row in zip(table.batches, table.costs_ms, strict=True)]
+        logger.info("dcut: trims drafts of %d; ms by requests: %s", self.draft_len, ", ".join(costs))
 
     def greedy(self, hidden_states: Tensor) -> Tensor:
         """The drafter's most likely tokens [n], with their probabilities."""
@@ -132,6 +123,11 @@ class Trimmer:
         elif self.calls:
             flat = self.calls[0] if len(self.calls) == 1 else torch.stack(self.calls, 1)
             self.confidence = flat.reshape(drafts.shape).float()
+        else:
+            self.confidence = torch.ones(drafts.shape)
+            if not self.blind:
+                logger.warning("dcut: the drafter does not use its head, all drafts count as certain")
+            self.blind = True
         return drafts
 
     def trim(self) -> DraftTokenIds | None:

@@ -18,7 +18,6 @@ from vllm.v1.worker.gpu.spec_decode import adaptive_verification as adaptive
 
 from ... import bucket_argmax, log_prefix_sum, select_and_pack
 from ...buckets import Buckets
-from ...cost import CostTable
 from ...lossless import require_lossless
 from .costs import cost_table
 from .options import Options, difference, logger, wrap
@@ -50,7 +49,10 @@ def _create(original: Any, *, vllm_config: Any, **kwargs: Any) -> Any:
     if options is not None and manager is not None:
         manager.set_cost_curves = Decider(manager, options).set_cost_curves
     elif options is not None:
-        logger.warning("dcut: not used: enable_adaptive_verification: expected True, got False")
+        logger.warning(
+            "dcut: not used: enable_adaptive_verification: expected True in the speculative config, or the V1 runner, "
+            "VLLM_USE_V2_MODEL_RUNNER=0, got False"
+        )
     return manager
 
 
@@ -68,12 +70,12 @@ class Decider:
 
     def set_cost_curves(self, draft_curve: Curve, verify_curve: Curve) -> None:
         """Take over when vLLM has measured, if the manager works as it is known to."""
-        manager, costs = self.manager, self.options.costs
+        manager, given = self.manager, self.options.table()
         draft_curve, verify_curve = adaptive.get_tp_group().broadcast_object((draft_curve, verify_curve), src=0)
         self.profiled(draft_curve, verify_curve)
         try:
-            table, rows = CostTable.load(costs) if costs else None, manager.req_states.max_num_reqs
-            table = table or cost_table(dict(draft_curve), dict(verify_curve), manager._cudagraph_limit, rows, None)
+            limit, rows = manager._cudagraph_limit, manager.req_states.max_num_reqs
+            table = given or cost_table(dict(draft_curve), dict(verify_curve), limit, rows, None)
             lookup = "ceil" if table.batches[-1] >= rows else "nearest"
             self.buckets = Buckets(table, rows, lookup, False, torch.device("cpu"))
             self.buckets.set_latency(self.options.latency_ms)
@@ -86,6 +88,7 @@ class Decider:
             logger.warning("dcut: not used: %s", error)
         else:
             manager.get_num_tokens, manager.reallocate_drafts = self.get_num_tokens, self.reallocate_drafts
+            logger.info("dcut: shares out the drafts of each step, up to %d", manager.req_states.num_speculative_steps)
 
     def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
         """Tokens of the step; how many of them are drafts is left with the manager."""
