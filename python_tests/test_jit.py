@@ -34,11 +34,11 @@ def compiled(code: str, arch: int, kernels: tuple[str, ...] = ()) -> dict[str, s
     options = [option.encode() for option in (f"-arch=sm_{arch}", *source.options())]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
+    log = b" " * (size + 1)  # the byte string of one space is shared by everyone, and nvrtc writes to it
     nvrtc.nvrtcGetProgramLog(program, log)
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
     _, size = nvrtc.nvrtcGetCUBINSize(program)
-    cubin = b" " * size
+    cubin = b" " * (size + 1)
     nvrtc.nvrtcGetCUBIN(program, cubin)
     symbols = {name: nvrtc.nvrtcGetLoweredName(program, name.encode())[1].decode() for name in kernels}
     assert all(f".text.{symbol}".encode() in cubin for symbol in symbols.values())
