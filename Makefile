@@ -47,7 +47,7 @@ wheel: dist/built
 	cd $(WHEEL) && bin/python -I $(CURDIR)/python_tests/wheel_smoke.py
 
 test-vllm: $(VLLM)/installed
-	cd $(VLLM) && OMP_NUM_THREADS=1 bin/python -P -m pytest -c $(CURDIR)/pyproject.toml -o pythonpath= \
+	cd $(VLLM) && OMP_NUM_THREADS=1 bin/python -P -m pytest -c $(CURDIR)/pyproject.toml -o pythonpath= --import-mode=append \
 		$(CURDIR)/python_tests/test_vllm_v1.py $(CURDIR)/python_tests/test_vllm_v2.py $(CURDIR)/python_tests/vllm_engine $(ARGS)
 
 lint: $(LINT)/installed
