@@ -2,7 +2,8 @@
 
     python -m python_tests.vllm_engine.run METHOD,... OUT
 
-An engine is made for each, with the plugin switched on; other ways to choose depths take the plugin's place in turn.
+An engine is made for each, with the plugin switched on and the same costs on every machine; other ways to choose depths
+take the plugin's place in turn.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import torch
 from vllm import LLM, SamplingParams
 
 from dcut_kernels import backends
+from dcut_kernels.cost import additive
 from python_tests.vllm_engine.models import COUNTERS, PAIR, TARGET, speculative_config
 
 TOKENS, PROMPTS = 64, 64
 CONCURRENCY = (1, 8, 32)
+BUDGETS = [*range(1, 33), *range(40, 513, 16)]
+SLOPES = {"dflash": 0.08}  # milliseconds of one more token
 
 
 def load(method: str, folder: Path, speculation: dict[str, Any] | None = None, **options: Any) -> LLM:
@@ -70,6 +74,8 @@ class Logged:
         more = {"policy": self.planner.policy, "score": self.planner.score, "envelope": tables.envelope}
         if self.planner.calibration is not None:
             more["calibration"] = self.planner.calibration.table()
+        if self.planner.floor_every:
+            more["min_keep"] = self.planner._min_keep[: len(confidence)]
         expected = self.reference(confidence, *tokens, tables.budgets, tables.costs, **options, **more)
         self.steps += 1
         self.wrong += expected.keep_lens.tolist() != found.keep_lens.tolist()
@@ -78,7 +84,11 @@ class Logged:
 
 def run(method: str, folder: Path) -> dict[str, Any]:
     """What every way to choose depths did at every concurrency."""
-    llm = load(method, folder, additional_config={} if method == "ar" else {"dcut": True})
+    steep = SLOPES.get(method, 0.4)
+    costs = additive({1: 2.0, 32: 6.0}, {1: 6.0, 512: 6.0 + 511 * steep}, BUDGETS, batches=[1, 8, 32])
+    costs.save(folder / "costs.json")
+    options = {"costs": str(folder / "costs.json"), "floor_every": 16 if method == "eagle3" else 0}  # it is never sure
+    llm = load(method, folder, additional_config={} if method == "ar" else {"dcut": options})
     if method == "ar":
         return {"ar": {str(n): decode(llm, n) for n in CONCURRENCY}}
     dcut = trimmer(llm)
