@@ -1,22 +1,19 @@
 """Decodes requests of every kind at once in a small engine of vLLM.
 
-    python -m python_tests.vllm_engine.requests all OUT
+    python -m python_tests.vllm_engine.requests ENGINE,... OUT
 
 Prompts are read in chunks, next to requests that draft, and the KV cache is too small for all: some start again.
-Of the engines, "off" drafts without the plugin's switch, and "sampled" draws its drafts and its text.
+The engines are "ar", "off", which drafts without the plugin's switch, "dflash", and "sampled", which draws its drafts
+and its text.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from python_tests.vllm_engine.run import Logged, counters, load, prompts, trimmer
+from python_tests.vllm_engine.run import Logged, counters, load, prompts, runner, write
 
-ENGINES = ("ar", "off", "dflash", "sampled")
 TOKENS = 48
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -66,11 +63,10 @@ def run(method: str, folder: Path) -> dict[str, Any]:
         enable_prefix_caching=False, max_model_len=256,
     )  # fmt: skip
     if method in ("ar", "off"):
-        runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-        changed = [name for name in ("take_draft_token_ids", "dcut") if name in vars(runner)]
+        changed = [name for name in ("take_draft_token_ids", "dcut") if name in vars(runner(llm))]
         names = [metric.name for metric in llm.get_metrics() if "dcut" in metric.name]
         return decode(llm) | {"changed": changed + names}
-    planner = trimmer(llm).planner
+    planner = runner(llm).dcut.planner
     planner.select = logged = Logged(planner)
     found = decode(llm, temperature=1.0) if method == "sampled" else decode(llm)
     metrics = {key: getattr(planner.metrics, key) for key in ("drafts", "kept", "accepted")}
@@ -79,5 +75,4 @@ def run(method: str, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        Path(sys.argv[2]).write_text(json.dumps({engine: run(engine, Path(made)) for engine in ENGINES}))
+    write(run)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ def load(method: str, folder: Path, speculation: dict[str, Any] | None = None, *
     return LLM(model=str(TARGET), speculative_config=spec and spec | (speculation or {}), **options)
 
 
-def trimmer(llm: LLM) -> Any:
-    """The plugin's object in an engine of this process."""
-    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.dcut
+def runner(llm: LLM) -> Any:
+    """The model runner of an engine of this process; the plugin's object is its ``dcut``."""
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 def counters(llm: LLM) -> dict[str, int]:
@@ -91,7 +92,7 @@ def run(method: str, folder: Path) -> dict[str, Any]:
     llm = load(method, folder, additional_config={} if method == "ar" else {"dcut": options})
     if method == "ar":
         return {"ar": {str(n): decode(llm, n) for n in CONCURRENCY}}
-    dcut = trimmer(llm)
+    dcut = runner(llm).dcut
     dcut.planner.select = logged = Logged(dcut.planner)
     found = {"dcut": {str(n): decode(llm, n) for n in CONCURRENCY}}
     if method == "dflash":
@@ -101,6 +102,11 @@ def run(method: str, folder: Path) -> dict[str, Any]:
     return found | {"logged": {"steps": logged.steps, "wrong": logged.wrong, "backend": backends.chosen()}}
 
 
-if __name__ == "__main__":
+def write(run: Callable[[str, Path], dict[str, Any]]) -> None:
+    """Run what the command line names, and write what was found where it says."""
     with tempfile.TemporaryDirectory() as made:
         Path(sys.argv[2]).write_text(json.dumps({name: run(name, Path(made)) for name in sys.argv[1].split(",")}))
+
+
+if __name__ == "__main__":
+    write(run)

@@ -18,7 +18,8 @@ from python_tests.vllm_engine.models import DRAFT_LEN, METHODS
 
 CONCURRENCY = ("1", "8", "32")
 SCRIPTS = (  # and how many ranks of theirs are switched on
-    ("run", "dflash,ar", 1), ("run", "draft_model,eagle3", 2), ("run", "ngram", 1), ("requests", "all", 2),
+    ("run", "dflash,ar", 1), ("run", "draft_model,eagle3", 2), ("run", "ngram", 1),
+    ("requests", "ar,off,dflash,sampled", 2),
     ("ways", "server", 1), ("ways", "tensor_parallel", 2), ("ways", "processes", 1),
 )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,12 +61,14 @@ def cost_table(draft_ms: Curve, verify_ms: Curve, captured: int, rows: int, mark
         counts = TokenCounts(tuple(sorted({1 + (most - 1) * i // (POINTS - 1) for i in range(POINTS)})))
         return additive(draft_ms, verify_ms, counts, batches=batches, fingerprint=mark).smoothed()
     sizes = [size for size in verify_ms if size <= captured]
-    sizes = sizes[:: -1 - len(sizes) // 192][::-1]  # of many, some: buckets above the last are needed too
-    return from_captured_sizes(
-        sizes, [verify_ms[size] for size in sizes], draft_ms, most if above else None,
-        -((captured - most) // (MAX_BUCKETS - len(sizes))) if above else None, above=above or None, batches=batches,
-        fingerprint=mark,
-    ).smoothed()  # fmt: skip
+    every = 1 + len(sizes) // 192  # of many, some, the last among them: buckets above it are needed too
+    sizes = sizes[(len(sizes) - 1) % every :: every]
+    beyond = (most, math.ceil((most - captured) / (MAX_BUCKETS - len(sizes)))) if above else ()
+    times = [verify_ms[size] for size in sizes]
+    table = from_captured_sizes(
+        sizes, times, draft_ms, *beyond, above=above or None, batches=batches, fingerprint=mark
+    )  # fmt: skip
+    return table.smoothed()
 
 
 def _fingerprint(runner: Any) -> Fingerprint:
@@ -85,17 +88,18 @@ def _measure(runner: Any, mark: Fingerprint) -> CostTable:
     block, rows = runner.num_spec_tokens + 1, runner.max_num_reqs
     most = min(rows * block, runner.max_num_tokens)
     captured = [size for size in runner.cudagraph_batch_sizes if size <= most]
-    sizes = captured + [size for size in powers_up_to(most) if size > max(captured, default=0)]
+    last, batches = max(captured, default=0), powers_up_to(rows)
+    sizes = captured + [size for size in powers_up_to(most) if size > last]
     runs: dict[tuple[str, int], Callable[[], object]] = {}
     runs |= {("verify", size): functools.partial(_target, runner, size) for size in sizes}
     if hasattr(runner.drafter, "dummy_run"):
         dummy = runner.drafter.dummy_run
-        runs |= {("draft", n): functools.partial(dummy, min(n * block, most)) for n in powers_up_to(rows)}
+        runs |= {("draft", n): functools.partial(dummy, min(n * block, most)) for n in batches}
     times = _time(runs)
     verify_ms = {size: times["verify", size] for size in sizes}
-    draft = [times.get(("draft", n), 0.0) for n in powers_up_to(rows)]  # more requests do not take less time
-    draft_ms = dict(zip(powers_up_to(rows), isotonic_regression(draft, [1.0] * len(draft)), strict=True))
-    return cost_table(draft_ms, verify_ms, max(captured, default=0), rows, mark)
+    draft = [times.get(("draft", n), 0.0) for n in batches]  # more requests do not take less time
+    draft_ms = dict(zip(batches, isotonic_regression(draft, [1.0] * len(draft)), strict=True))
+    return cost_table(draft_ms, verify_ms, last, rows, mark)
 
 
 def _target(runner: Any, tokens: int) -> None:
