@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import prometheus_client
 import pytest
 import torch
 
 pytest.importorskip("vllm", reason="vllm is not installed")
 
+import prometheus_client
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
