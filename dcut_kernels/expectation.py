@@ -58,11 +58,11 @@ class Expectation:
         promised, kept : float, int
             Expected tokens of what was verified, None if no bucket says so, and tokens that were committed.
         steps : int
-            Steps since the last observation, this one included; it stands for them, up to an eighth of the memory.
+            Steps since the last observation, this one included; it stands for them, up to an eighth of what is known.
         """
         points = {1.0: 1.0} | {tokens / rows: gain / rows for tokens, gain in zip(budgets, gains, strict=True)}
         new = _on_lines(sorted(points.items()), self.draft_len + 1)
-        count = max(rows, min(rows * steps, self.memory / 8))
+        count = max(rows, min(rows * steps, self.seen / 8))
         weight = count / (self.seen + count)
         self.seen = min(self.seen + count, self.memory)
         self.curve = [a + weight * (b - a) for a, b in zip(self.curve or new, new, strict=True)]

@@ -8,6 +8,7 @@ from typing import Any
 from .expectation import Expectation
 
 LEAD = 1.02  # of the other way over the present one, before it takes its place: what is learned is noisy
+DOUBT = 0.5  # of what a request's step promises: its deviation; drafting has the benefit of it
 
 
 class Gate:
@@ -50,7 +51,8 @@ class Gate:
             Cost of plain decoding.
         """
         if rows not in self._rates:
-            self._rates[rows] = self.expectation.rate(rows, budgets, costs) * plain / rows
+            gain = self.expectation.rate(rows, budgets, costs) * plain / rows
+            self._rates[rows] = gain * (1 + DOUBT / self.expectation.seen**0.5)
         lead = 1.0 if self.drafting is None else 1 / LEAD if self.drafting else LEAD
         self.drafting = self._rates[rows] >= (1 + self.min_gain) * lead
         return self.drafting

@@ -107,7 +107,7 @@ class Planner:
         floor_every: int = 0,
         priorities: bool = False,
         latency_ms: float | None = None,
-        min_gain: float = 0.05,
+        min_gain: float = 0.08,
         probe_every: int = 256,
         capacity: int | None = None,
         ids: torch.dtype = torch.int64,

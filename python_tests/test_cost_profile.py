@@ -80,6 +80,30 @@ def test_turns_over_all_buckets_of_a_batch() -> None:
     assert seen == [(n, 15) for n in range(1, 16)]
 
 
+def test_passes_spread_a_batch_over_the_time_of_all() -> None:
+    """The machine is slow for a while: for as long as one pass looks at a batch."""
+    machine = Machine(lambda batch, tokens, turn: (batch + tokens) * (9.0 if 132 <= machine.now < 150 else 1.0))
+    totals = set()
+    table = profile(
+        machine.run_step, [1, 3], [4, 8], repeats=1, warm_up=0, passes=3, clock=machine.clock,
+        on_progress=lambda done, total: totals.add(total),
+    )  # fmt: skip
+    each = [("step", 1, 4), ("step", 1, 8), ("step", 3, 4), ("step", 3, 8)]
+    assert machine.calls == each * 3
+    assert totals == {12}
+    assert table.costs_ms == (pytest.approx((5000, 9000)), pytest.approx((7000, 11000)))
+
+
+def test_a_time_limit_may_end_every_pass_within_a_turn() -> None:
+    """Of each turn all kinds count or none; the machine is half as fast in the second pass."""
+    machine = Machine(lambda batch, tokens, turn: tokens * (1.0 if machine.now < 113 else 2.0))
+    table = profile(
+        machine.run_step, [1], [1, 3], repeats=9, warm_up=0, passes=2, time_limit=26, clock=machine.clock,
+    )  # fmt: skip
+    assert [tokens for _, _, tokens in machine.calls] == [1, 3] * 3 + [1] + [1, 3] * 2
+    assert table.costs_ms == (pytest.approx((1000, 3000)),)
+
+
 def test_buckets_below_the_batch_are_disabled() -> None:
     machine = Machine(constant)
     table = profile(machine.run_step, [1, 3], [2, 8], repeats=1, warm_up=0, clock=machine.clock)
@@ -138,6 +162,7 @@ def test_progress_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         ({"batches": [9]}, "budgets: expected one of at least 9 tokens, for the bonus tokens, got (4, 8)"),
         ({"batches": [2, 1]}, "batches: expected at least one batch, strictly ascending, got [2, 1]"),
         ({"repeats": 0}, "repeats: expected an int from 1 to 2147483647, got 0"),
+        ({"passes": 0}, "passes: expected an int from 1 to 2147483647, got 0"),
         ({"warm_up": -1}, "warm_up: expected an int from 0 to 2147483647, got -1"),
         ({"time_limit": 0}, "time_limit: expected seconds above 0, got 0.0"),
         ({"budgets": [8, 4]}, "budgets: expected strictly ascending values, got (8, 4)"),

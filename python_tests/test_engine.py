@@ -16,7 +16,7 @@ from dcut_kernels.cost import profile as measure
 from dcut_kernels.demo.compare import compare
 from dcut_kernels.engine import Engine, Request, bucket_depths, load_pair, profile
 from dcut_kernels.engine.cache import PagedCache
-from dcut_kernels.engine.costs import SETTLE
+from dcut_kernels.engine.costs import PASSES, SETTLE
 from dcut_kernels.engine.engine import PROBED
 from dcut_kernels.engine.policies import FORMS, parse
 from dcut_kernels.engine.requests import Scheduler
@@ -325,7 +325,7 @@ def test_profile_takes_the_median_of_whole_steps(monkeypatch):
         def run_step(self, batch, tokens, drafting=True):
             turn = sum(call == (batch, tokens, drafting) for call in calls)
             calls.append((batch, tokens, drafting))
-            slow = (5, 3, 1, 1, 2)[turn // (1 if tokens > 2 else settle + 1)]  # of the turn; the first one warms up
+            slow = (5, 3, 1, 1, 2)[turn // (1 if tokens > 2 else settle + 1) % 5]  # of the turn; the first one warms up
             clock["now"] += slow * (tokens * (0.5 if tokens == 6 else 1) + 10 * drafting) / 1000
 
     monkeypatch.setitem(measure.__kwdefaults__, "clock", lambda: clock["now"])
@@ -334,7 +334,7 @@ def test_profile_takes_the_median_of_whole_steps(monkeypatch):
     assert costs.costs_ms == (pytest.approx([18, 19.125, 20.25, 20.25, 20.25]),)  # 21 and 19.5: costs never decrease
     assert costs.rule.budgets(2) == (2, 3, 4, 5, 6)
     first, plain = [(2, 2, True)] * (settle + 1), [(2, 2, False)] * (settle + 1)
-    assert calls == [*first, (2, 4, True), (2, 6, True), *plain] * 5
+    assert calls == [*first, (2, 4, True), (2, 6, True), *plain] * 5 * PASSES
 
 
 DEAR = costs_of(((50.0, 70.0), (500.0, 900.0)), (1.0, 9.0))  # drafted steps, at 1 and 10 requests; and plain ones

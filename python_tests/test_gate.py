@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from dcut_kernels.expectation import PRIOR, Expectation
-from dcut_kernels.gate import LEAD, Gate
+from dcut_kernels.gate import DOUBT, LEAD, Gate
 
 
 def test_the_curve_is_a_line_through_the_gains_of_a_request() -> None:
@@ -33,7 +35,10 @@ def test_the_average_forgets() -> None:
     alone.update(1, [2], [2.0], promised=2.0, kept=1, steps=1)
     after_a_pause.update(1, [2], [2.0], promised=2.0, kept=1, steps=100)
     assert alone.curve[1] == pytest.approx(1 + 1 / 65)
-    assert after_a_pause.curve[1] == pytest.approx(1 + 8 / 72)  # stands for an eighth of the memory at most
+    assert after_a_pause.curve[1] == pytest.approx(1 + 8 / 72)  # stands for an eighth of what is known at most
+    young = Expectation(draft_len=1, memory=64.0, seen=16.0, curve=[1.0, 1.0])
+    young.update(1, [2], [2.0], promised=2.0, kept=1, steps=100)
+    assert young.seen == 16 + 2
 
 
 def test_promises_count_by_how_they_were_kept() -> None:
@@ -48,10 +53,10 @@ def test_promises_count_by_how_they_were_kept() -> None:
     assert learned.curve[1] < 2
 
 
-def gate(gain: float, min_gain: float = 0.0) -> Gate:
-    """A gate that has learned what two tokens of a request bring."""
+def gate(gain: float, min_gain: float = 0.0, seen: float = 1e12) -> Gate:
+    """A gate that has learned what two tokens of a request bring, from so many steps of requests."""
     made = Gate(1, 5, min_gain)
-    made.expectation = Expectation(draft_len=1, curve=[1.0, gain], promised=1.0, kept=1.0, seen=100.0, judged=100.0)
+    made.expectation = Expectation(draft_len=1, curve=[1.0, gain], promised=1.0, kept=1.0, seen=seen, judged=100.0)
     return made
 
 
@@ -69,6 +74,14 @@ def test_the_way_changes_only_for_a_lead() -> None:
         made._rates.clear()
         answers.append(made.pays(4, [8], [2.0], plain=1.0))
     assert answers == [False, False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize("seen", [1, 4, 16, 64, 256])
+def test_what_is_little_known_has_the_benefit_of_the_doubt(seen: int) -> None:
+    """Plain decoding teaches nothing of drafting."""
+    least = 2 / (1 + DOUBT / math.sqrt(seen))
+    assert gate(least + 0.01, seen=seen).pays(4, [8], [2.0], plain=1.0)
+    assert not gate(least - 0.01, seen=seen).pays(4, [8], [2.0], plain=1.0)
 
 
 def test_what_is_learned_is_used_at_once() -> None:
@@ -94,9 +107,10 @@ def test_rows_without_drafts_take_no_part() -> None:
 
 
 def test_probes() -> None:
-    made = Gate(1, 3, 0.0)
+    made = gate(1.5, seen=80.0)
+    made.probe_every = 3
     assert [made.probes() for _ in range(2)] == [False, False]
     assert made.probes()
     made.learn([1], [1], [2], [1.5], promised=1.5)
-    assert made.expectation.seen == 1 + 3  # the probe stands for the steps before it
+    assert made.expectation.seen == 80 + 4  # the probe stands for the steps before it
     assert not made.probes()

@@ -65,6 +65,7 @@ def test_row_by_hand():
     row = report.policy_row(turns, ar, full, 2, Comparison(1, 1, []))
     assert row["speedup"] == pytest.approx(2)  # of 2, 4 and 1; the ratio of the medians would be 1.5
     assert row["speedup_over_ar"] == pytest.approx(3 / 4)
+    assert row["rates"] == pytest.approx([2, 8, 3])
     assert row["verified"] == pytest.approx(14 / 4)
     assert row["accepted"] == pytest.approx(4 / 4)
     assert row["accepted_per_verified"] == pytest.approx(4 / 14)
@@ -96,7 +97,8 @@ def test_kept_depths():
     assert shown == [[None, 3, 2, None, None], [None, 1, 0, 1, None]]
 
 
-def test_policies_take_turns_step_by_step(monkeypatch):
+def test_policies_take_turns(monkeypatch):
+    """Each has the same time in a turn, or a step that takes longer."""
     order, clock = [], {"now": 0}
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock["now"])
 
@@ -112,7 +114,7 @@ def test_policies_take_turns_step_by_step(monkeypatch):
             return self.requests
 
         def step(self):
-            clock["now"] += {"ar": 1, "full": 10, "dcut": 100}[self.name]
+            clock["now"] += measure.SLICE * {"ar": 0.6, "full": 10, "dcut": 100}[self.name]
             order.append(self.name)
             self.left -= 1
             for request in self.requests:
@@ -120,14 +122,21 @@ def test_policies_take_turns_step_by_step(monkeypatch):
             return STEPS[0]
 
     seen = []
-    engines = {"ar": Texts("ar", 3), "full": Texts("full", 1), "dcut": Texts("dcut", 2)}
+    engines = {"ar": Texts("ar", 5), "full": Texts("full", 1), "dcut": Texts("dcut", 2)}
     turns = measure.take_turns(engines, [[1], [2]], 5, 2, lambda policy, step: seen.append((policy, step)))
-    assert order == ["ar", "full", "dcut", "ar", "dcut", "ar"] * 2
+    for half in (order[:8], order[8:]):
+        assert sorted(half[:4]) == ["ar", "ar", "dcut", "full"]  # in any order, but those of a policy together
+        assert "ar" in (half[0], half[2]) or half[1:3] == ["ar", "ar"]
+        assert sorted(half[4:7]) == ["ar", "ar", "dcut"]
+        assert half[7] == "ar"
+    assert order[:8] != order[8:]
     assert seen == [(name, STEPS[0]) for name in order]
     assert [(t.policy, t.steps, t.texts) for t in turns["dcut"]] == [("dcut", [STEPS[0]] * 2, [[5], [5]])] * 2
     assert {name: [t.seconds for t in mine] for name, mine in turns.items()} == {
-        "ar": [3, 3], "full": [10, 10], "dcut": [200, 200],
-    }  # fmt: skip
+        "ar": [pytest.approx(5 * 0.6 * measure.SLICE)] * 2,
+        "full": [pytest.approx(10 * measure.SLICE)] * 2,
+        "dcut": [pytest.approx(200 * measure.SLICE)] * 2,
+    }
 
 
 def test_what_is_measured():
@@ -145,6 +154,7 @@ def test_what_is_measured():
 def row(policy, concurrency, speedup, over_ar, verified=100.0, accepted=50.0, mat=2.0, select=1.0, **more):
     return {
         "policy": policy, "concurrency": concurrency, "speedup": speedup, "speedup_over_ar": over_ar, "mat": mat,
+        "rates": [speedup, 2 * speedup, 4 * speedup],
         "verified": verified, "accepted": accepted, "accepted_per_verified": accepted / verified, "bucket_steps": [],
         "milliseconds": {"draft": 50.0, "select": select, "verify": 48.0, "rest": 1.0}, "ties": 0, "different": 0,
         **more,
@@ -186,7 +196,9 @@ def test_closing_sentences():
     ]
     both = [row("ar", n, 1.0, 1.0) for n in (1, 8)] + [row("full", n, 0.5, 0.5) for n in (1, 8)]
     both += [row("dcut", 1, 1.2, 1.2), row("dcut", 8, 0.9, 0.9)]
-    *_, auto = report.closing_sentences([*both, row("dcut-auto", 1, 1.08, 1.1), row("dcut-auto", 8, 0.98, 1.0)])
+    *_, auto = report.closing_sentences(
+        [*both, row("dcut-auto", 1, 1.08, 1.1, rates=[1.08, 3.0, 4.0]), row("dcut-auto", 8, 0.98, 1.0)]
+    )
     assert auto.endswith("where that is faster (dcut-auto), relative to the best policy: 0.90 at 1, 0.98 at 8.")
     fast = [row("ar", 1, 0.5, 1.0), row("full", 1, 1.0, 2.0)]
     assert report.closing_sentences(fast) == ["Plain decoding is slower than full depth and D-cut everywhere."]

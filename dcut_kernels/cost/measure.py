@@ -24,6 +24,7 @@ def profile(
     *,
     plain: Callable[[int], object] | None = None,
     repeats: int = 5,
+    passes: int = 1,
     warm_up: int = 1,
     settle: int = 0,
     time_limit: float | None = None,
@@ -32,7 +33,7 @@ def profile(
     fingerprint: Fingerprint | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostTable:
-    """Measure whole steps: medians of turns over all buckets of a batch, one batch after the other.
+    """Measure whole steps: medians of turns over all buckets of a batch.
 
     Parameters
     ----------
@@ -46,13 +47,14 @@ def profile(
         disabled.
     plain : callable, optional
         ``plain(batch)`` runs a step of plain decoding.
-    repeats, warm_up : int
-        Turns that count, and turns before them that do not.
+    repeats, passes, warm_up : int
+        Turns that count, of each pass over all batches, and turns before them that do not.  More passes with fewer
+        turns spread a batch over the time that all take: for a machine that is not always as fast.
     settle : int
         Untimed steps of the same kind before the first bucket of a turn, and before the step of plain decoding, where
         a step depends on what those before it left in caches.
     time_limit : float, optional
-        Seconds after which nothing is repeated.  Each batch has an equal share.
+        Seconds after which nothing is repeated.  Each batch of a pass has an equal share.
     on_progress : callable
         ``on_progress(done, total)`` is called after each step; `total` supposes that all turns are taken.
     progress : bool
@@ -68,7 +70,8 @@ def profile(
         If the time limit is reached before every bucket was measured once; the message says how far it came.
     """
     rule, batches = as_rule(budgets), batch_sizes(batches)
-    repeats, warm_up, settle = integer("repeats", repeats), integer("warm_up", warm_up, 0), integer("settle", settle, 0)
+    repeats, passes = integer("repeats", repeats), integer("passes", passes)
+    warm_up, settle = integer("warm_up", warm_up, 0), integer("settle", settle, 0)
     limit = math.inf if time_limit is None else number("time_limit", time_limit)
     require("time_limit", limit > 0, "seconds above 0", limit)
     buckets = [[budget for budget in rule.budgets(batch) if budget >= batch] for batch in batches]
@@ -77,22 +80,26 @@ def profile(
             "budgets", len(usable) > 0, f"one of at least {batch} tokens, for the bonus tokens", rule.budgets(batch)
         )
     points = sum(map(len, buckets)) + (len(batches) if plain else 0)
-    measured, done, steps = 0, 0, points * (repeats + warm_up)
-    rows, plain_ms = [], []
+    measured, done, steps = 0, 0, points * (repeats + warm_up) * passes
+    kinds = [
+        [functools.partial(run_step, batch, budget) for budget in usable]
+        + ([functools.partial(plain, batch)] if plain else [])
+        for batch, usable in zip(batches, buckets, strict=True)
+    ]
+    times: list[list[list[float]]] = [[[] for _ in runs] for runs in kinds]  # of each batch and kind
+    visits = [*zip(batches, buckets, kinds, times, strict=True)] * passes
     with ExitStack() as stack:
         reports = [on_progress] if on_progress else []
         if progress:
             reports.append(stack.enter_context(_bar()))
         start = clock()
-        for place, (batch, usable) in enumerate(zip(batches, buckets, strict=True), start=1):
-            runs: list[Callable[[], object]] = [functools.partial(run_step, batch, budget) for budget in usable]
-            if plain:
-                runs.append(functools.partial(plain, batch))
-            times: list[list[float]] = [[] for _ in runs]
+        for place, (batch, usable, runs, its_times) in enumerate(visits, start=1):
             for turn in range(-warm_up, repeats):
-                for kind, (run, taken) in enumerate(zip(runs, times, strict=True)):
+                for kind, (run, taken) in enumerate(zip(runs, its_times, strict=True)):
                     before = clock()
-                    if taken and before >= start + limit * place / len(batches):
+                    if taken and before >= start + limit * place / len(visits):
+                        for others in its_times:  # of a turn that is not finished
+                            del others[len(its_times[-1]) :]
                         break
                     if not taken and before >= start + limit:
                         raise ValueError(
@@ -110,12 +117,13 @@ def profile(
                     done += 1
                     for report in reports:
                         report(done, steps)
-            typical = _typical(times)
-            if plain:
-                plain_ms.append(typical.pop())
-            disabled = (math.inf,) * (len(rule.budgets(batch)) - len(usable))
-            rows.append(disabled + tuple(typical))
-    return CostTable(batches, tuple(rows), rule, tuple(plain_ms) or None, None, fingerprint)
+    typical = [_typical(its_times) for its_times in times]
+    plain_ms = tuple(row.pop() for row in typical) if plain else None
+    rows = tuple(
+        (math.inf,) * (len(rule.budgets(batch)) - len(row)) + tuple(row)
+        for batch, row in zip(batches, typical, strict=True)
+    )
+    return CostTable(batches, rows, rule, plain_ms, None, fingerprint)
 
 
 def _typical(times: Sequence[Sequence[float]]) -> list[float]:
@@ -124,7 +132,7 @@ def _typical(times: Sequence[Sequence[float]]) -> list[float]:
     A machine that is slow for some turns and fast for others makes all kinds of a turn slow or fast; medians of the
     times themselves would take one kind from a slow turn and the next from a fast one.
     """
-    turns = list(zip(*times, strict=False))  # a time limit may have cut the last one short
+    turns = list(zip(*times, strict=True))
     totals = [sum(turn) for turn in turns]
     kinds = [zip(kind, totals, strict=True) for kind in zip(*turns, strict=True)]
     shares = [[time / total for time, total in kind if total] or [0.0] for kind in kinds]

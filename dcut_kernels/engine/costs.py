@@ -8,6 +8,7 @@ from ..cost import AngelSlimRatios, CostTable, Fingerprint, interpolate
 from ..cost import profile as profile_steps
 from ..integration import SpeculativeEngine
 
+PASSES = 3  # over all batches: a shared machine is slow for seconds, and not alike for all kinds of steps
 SETTLE = 5  # the first plain steps after drafted ones take up to 10% longer
 
 
@@ -20,7 +21,7 @@ def profile(
     engine: SpeculativeEngine,
     batches: Sequence[int],
     depths: Sequence[int],
-    repeats: int = 5,
+    repeats: int = 2,
     on_step: Callable[[int], object] = lambda steps: None,
 ) -> CostTable:
     """Measure whole steps of an engine, and price all `bucket_depths`.
@@ -34,7 +35,7 @@ def profile(
     batches, depths : sequence of int
         What to measure, ascending; the last depth is ``D``.
     repeats : int
-        Turns over all depths of a batch; one more warms up.
+        Turns over all depths of a batch in each of `PASSES`; one more warms up.
     on_step : callable
         Called after each timed step with the number of all.
     """
@@ -45,6 +46,7 @@ def profile(
         AngelSlimRatios(tuple(depth / most for depth in depths), most),
         plain=lambda batch: engine.run_step(batch, batch, False),
         repeats=repeats,
+        passes=PASSES,
         settle=SETTLE,
         on_progress=lambda done, steps: on_step(steps),
         fingerprint=Fingerprint.here("a target and a drafter", "dcut_kernels.engine", "float32"),

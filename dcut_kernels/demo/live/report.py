@@ -65,6 +65,7 @@ def policy_row(
         "prompts": len(turns[0].texts),
         "speedup": speedup(turns, full),
         "speedup_over_ar": speedup(turns, ar),
+        "rates": [turn.rate for turn in turns],
         "identical": not comparison.different,
         "ties": comparison.ties,
         "different": len(comparison.different),
@@ -174,8 +175,13 @@ def _plain_sentence(tables: Sequence[dict[str, dict[str, Any]]]) -> str:
     return f"Plain decoding is faster {', '.join(parts)} requests at a time."
 
 
+def _ratio(row: dict[str, Any], other: dict[str, Any]) -> float:
+    """Median over the rounds of how much faster a policy is than another."""
+    return statistics.median(a / b for a, b in zip(row["rates"], other["rates"], strict=True))
+
+
 def _auto_sentence(tables: Sequence[dict[str, dict[str, Any]]]) -> str:
-    shares = [table["dcut-auto"]["speedup"] / max(row["speedup"] for row in table.values()) for table in tables]
+    shares = [min(_ratio(table["dcut-auto"], row) for row in table.values()) for table in tables]
     found = ", ".join(
         f"{share:.2f} at {table['ar']['concurrency']}" for share, table in zip(shares, tables, strict=True)
     )
