@@ -84,7 +84,7 @@ def test_rows_of_a_run(finished):
         assert (named[n, "ar"]["speedup_over_ar"], named[n, "full"]["speedup"]) == (1, 1)
         assert named[n, "ar"]["verified"] <= named[n, "uniform-3"]["verified"] < named[n, "full"]["verified"]
         assert sum(named[n, "dcut"]["bucket_steps"]) > 0
-    assert "1 request at a time, 8 texts of 20 tokens, 2 rounds" in printed
+    assert "1 request at a time, 5 texts of 20 tokens, 2 rounds" in printed
 
 
 def test_wrong_text_is_noticed(tmp_path, monkeypatch, capsys):
