@@ -72,8 +72,8 @@ class Expectation:
             self.promised += weight * (promised / rows - self.promised)
             self.kept += weight * (kept / rows - self.kept)
 
-    def rate(self, rows: int, budgets: Sequence[int], costs: Sequence[float]) -> float:
-        """Most tokens per unit of cost that some bucket promises, corrected by how promises were kept.
+    def best(self, rows: int, budgets: Sequence[int], costs: Sequence[float]) -> tuple[float, float]:
+        """Most tokens per unit of cost that a bucket promises, corrected by how promises were kept; and its cost.
 
         Parameters
         ----------
@@ -81,14 +81,14 @@ class Expectation:
             Requests with drafts.
         budgets : sequence of int [R]
         costs : sequence of float [R]
-            Those outside ``(0, inf)`` take no part.
+            Those outside ``(0, inf)`` take no part; without any other, the answer is ``(0, 0)``.
         """
         if not self.curve:
-            return 0.0
+            return 0.0, 0.0
         kept = self.kept / self.promised if self.promised > 0 else 1.0
         honest = (self.judged * kept + PRIOR) / (self.judged + PRIOR)
         pairs = [(k, c) for k, c in zip(budgets, costs, strict=True) if 0 < c < float("inf") and k >= rows]
-        return max((honest * rows * self._tokens(k / rows) / c for k, c in pairs), default=0.0)
+        return max(((honest * rows * self._tokens(k / rows) / c, c) for k, c in pairs), default=(0.0, 0.0))
 
     def _tokens(self, verified: float) -> float:
         """The curve at a number of verified tokens, which is 1 or more."""

@@ -9,6 +9,8 @@ from .expectation import Expectation
 
 LEAD = 1.02  # of the other way over the present one, before it takes its place: what is learned is noisy
 DOUBT = 1.0  # what few steps of requests tell: more than their deviation, as steps of a text resemble each other
+PROBES = 0.01  # of the speed, that probes may cost: so there are more where drafting pays almost
+SOONEST = 8  # steps from one probe to the next
 
 
 class Gate:
@@ -19,7 +21,7 @@ class Gate:
     draft_len : int
         ``D``.
     probe_every : int
-        Where plain decoding wins, every so many steps are drafted all the same.
+        Where plain decoding wins, one of so many steps at least is drafted all the same.
     min_gain : float
         How much more than plain decoding drafting has to promise.
 
@@ -36,7 +38,8 @@ class Gate:
     def __init__(self, draft_len: int, probe_every: int, min_gain: float) -> None:
         self.expectation, self.probe_every, self.min_gain, self.idle = Expectation(draft_len), probe_every, min_gain, 0
         self.drafting: bool | None = None
-        self._rates: dict[int, float] = {}  # by rows, as long as nothing new is learned
+        self._every = float(probe_every)
+        self._best: dict[int, tuple[float, float]] = {}  # gain of drafting and its cost in plain steps, by rows
 
     def pays(self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float) -> bool:
         """Whether the best bucket promises enough more tokens per time than plain decoding.
@@ -50,17 +53,20 @@ class Gate:
         plain : float
             Cost of plain decoding.
         """
-        if rows not in self._rates:
-            gain = self.expectation.rate(rows, budgets, costs) * plain / rows
-            self._rates[rows] = gain * (1 + DOUBT / self.expectation.seen**0.5)
+        if rows not in self._best:
+            rate, cost = self.expectation.best(rows, budgets, costs)
+            self._best[rows] = rate * plain / rows, cost / plain
+        gain, plain_steps = self._best[rows]
+        self._every = min(self.probe_every, max(SOONEST, (1 - gain) * plain_steps / PROBES))
+        gain *= 1 + DOUBT / self.expectation.seen**0.5
         lead = 1.0 if self.drafting is None else 1 / LEAD if self.drafting else LEAD
-        self.drafting = self._rates[rows] >= (1 + self.min_gain) * lead
+        self.drafting = gain >= (1 + self.min_gain) * lead
         return self.drafting
 
     def probes(self) -> bool:
         """Count a step in which drafting does not pay; whether it is one to draft all the same."""
         self.idle += 1
-        return self.idle >= self.probe_every
+        return self.idle >= self._every
 
     def learn(
         self,
@@ -95,7 +101,7 @@ class Gate:
 
     def forget_rates(self) -> None:
         """Something that rates depend on has changed: what is known of tokens, or costs."""
-        self._rates.clear()
+        self._best.clear()
 
     def state(self) -> dict[str, Any]:
         """Everything that was learned, as plain Python values."""

@@ -57,7 +57,8 @@ class Planner:
         How much more tokens per time than plain decoding drafting has to promise.  Step costs do not show all: texts
         that are drafted end one by one, which leaves batches less full.
     probe_every : int
-        Where plain decoding wins, draft every so many steps all the same, to see whether it still does.
+        Where plain decoding wins, draft one of so many steps all the same, to see whether it still does; more often
+        where that costs at most 1% of the speed.
     capacity : int, optional
         Of the packed buffers, for each batch; by default every draft fits.
     ids : torch.dtype
@@ -333,8 +334,8 @@ class Planner:
     def should_draft(self, batch: int) -> bool:
         """Whether a speculative step of so many requests promises more tokens per time than plain decoding.
 
-        Without `CostTable.plain_ms` it does.  Before the first observation, and every `probe_every`-th time that it
-        does not, the answer is yes all the same, and `probing` is set.
+        Without `CostTable.plain_ms` it does.  Before the first observation, and now and then where it does
+        not (see `probe_every`), the answer is yes all the same, and `probing` is set.
 
         Parameters
         ----------

@@ -15,9 +15,9 @@ def test_the_curve_is_a_line_through_the_gains_of_a_request() -> None:
     learned = Expectation(draft_len=4)
     learned.update(2, [2, 3, 8], [2.0, 3.0, 5.0], promised=3.0, kept=3)
     assert learned.curve == pytest.approx([1.0, 1.7, 2.1, 2.5, 2.5])  # 1.5 at 1.5 tokens, 2.5 from 4 on
-    assert learned.rate(2, [2, 3, 8], [4.0, 4.0, 5.0]) == pytest.approx(2 * 2.5 / 5)
-    assert learned.rate(10, [5, 15], [1.0, 10.0]) == pytest.approx(10 * 1.35 / 10)  # 5 do not hold 10 bonus tokens
-    assert learned.rate(2, [2, 3], [float("inf"), 0.0]) == 0.0
+    assert learned.best(2, [2, 3, 8], [4.0, 4.0, 5.0]) == pytest.approx((2 * 2.5 / 5, 5.0))
+    assert learned.best(10, [5, 15], [1.0, 10.0])[0] == pytest.approx(10 * 1.35 / 10)  # 5 do not hold 10 bonus tokens
+    assert learned.best(2, [2, 3], [float("inf"), 0.0]) == (0.0, 0.0)
 
 
 def test_the_average_forgets() -> None:
@@ -46,7 +46,7 @@ def test_promises_count_by_how_they_were_kept() -> None:
     for seen in range(8, 8000, 8):
         learned.update(8, [16], [16.0], promised=16.0, kept=8)
         honest = (seen * 0.5 + PRIOR) / (seen + PRIOR)
-        assert learned.rate(8, [16], [1.0]) == pytest.approx(16 * honest)
+        assert learned.best(8, [16], [1.0])[0] == pytest.approx(16 * honest)
     before = learned.kept, learned.promised, learned.judged
     learned.update(8, [16], [8.0], promised=None, kept=8)  # a floor kept more than the bucket holds
     assert (learned.kept, learned.promised, learned.judged) == before
@@ -71,7 +71,7 @@ def test_the_way_changes_only_for_a_lead() -> None:
     made, answers = gate(2.0), []
     for gain in (1.99, 2.01, 2 * LEAD + 0.01, 2.01, 1.99, 2 / LEAD - 0.01, 1.99):
         made.expectation.curve[1] = gain
-        made._rates.clear()
+        made._best.clear()
         answers.append(made.pays(4, [8], [2.0], plain=1.0))
     assert answers == [False, False, True, True, True, False, False]
 
@@ -82,6 +82,17 @@ def test_what_is_little_known_has_the_benefit_of_the_doubt(seen: int) -> None:
     least = 2 / (1 + DOUBT / math.sqrt(seen))
     assert gate(least + 0.01, seen=seen).pays(4, [8], [2.0], plain=1.0)
     assert not gate(least - 0.01, seen=seen).pays(4, [8], [2.0], plain=1.0)
+
+
+@pytest.mark.parametrize(
+    ("gain", "every"), [(0.01, 256), (0.2, 240), (0.5, 150), (0.9, 30), (0.98, 8), (1.0, 8), (1.01, 8)]
+)
+def test_probes_are_as_frequent_as_they_are_cheap(gain: float, every: int) -> None:
+    """A drafted step takes as long as three plain ones, and probes may take a hundredth of the time in vain."""
+    made = gate(3 * gain, min_gain=0.5)
+    made.probe_every = 256
+    assert not made.pays(1, [2], [6.0], plain=2.0)
+    assert [made.probes() for _ in range(every)] == [False] * (every - 1) + [True]
 
 
 def test_what_is_learned_is_used_at_once() -> None:
@@ -107,8 +118,8 @@ def test_rows_without_drafts_take_no_part() -> None:
 
 
 def test_probes() -> None:
-    made = gate(1.5, seen=80.0)
-    made.probe_every = 3
+    made = Gate(1, 3, 0.0)
+    made.expectation = gate(1.5, seen=80.0).expectation
     assert [made.probes() for _ in range(2)] == [False, False]
     assert made.probes()
     made.learn([1], [1], [2], [1.5], promised=1.5)
