@@ -8,7 +8,7 @@ from typing import Any
 from .expectation import Expectation
 
 LEAD = 1.02  # of the other way over the present one, before it takes its place: what is learned is noisy
-DOUBT = 1.0  # what few steps of requests tell: more than their deviation, as steps of a text resemble each other
+DOUBT = 0.5  # of what a request's step promises: its deviation; drafting has the benefit of it
 PROBES = 0.01  # of the speed, that probes may cost: so there are more where drafting pays almost
 SOONEST = 8  # steps from one probe to the next
 
