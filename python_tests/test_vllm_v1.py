@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,7 +137,9 @@ def test_drawn_drafts_are_ranked_by_their_own_probability(costs: Options) -> Non
     trimmer.attach()
     assert (trimmer.planner.policy, trimmer.planner.score) == ("early_stop", "shifted")
     drafter.probabilities = logits().softmax(-1)
-    drafts = trimmer.proposed()
+    drafts = torch.arange(ROWS * K).view(ROWS, K)  # as drawn, not the most likely ones
+    trimmer.propose = lambda: drafts
+    trimmer.proposed()
     assert torch.equal(trimmer.confidence, drafter.probabilities.gather(-1, drafts[..., None])[..., 0])
 
 
@@ -254,13 +257,14 @@ def test_changed_signatures_are_an_obstacle(monkeypatch: pytest.MonkeyPatch, cos
         monkeypatch.undo()
 
 
-def test_switched_on_and_off(costs: Options) -> None:
+def test_switched_on_and_off(costs: Options, warnings: list[str]) -> None:
     workers.install()
     for config in ({}, None, {"dcut": False}):
         assert "dcut" not in vars(started(Runner(Drafter(logits())), config))
     assert "dcut" in vars(started(Runner(Drafter(logits())), {"dcut": {"costs": costs.costs}}))
     assert "dcut" not in vars(started(SimpleNamespace(), {"dcut": True}))  # another runner's part
     assert started(None, {"dcut": True}) is None
+    assert warnings == []
 
 
 def test_a_second_warm_up_changes_nothing(costs: Options) -> None:
@@ -283,6 +287,41 @@ def test_another_worker_is_left_alone(monkeypatch: pytest.MonkeyPatch, warnings:
     workers.install()
     assert not hasattr(WorkerWrapperBase.init_device, "dcut")
     assert "init_device: expected parameters none, got device" in warnings[0]
+
+
+def test_a_worker_that_warms_up_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerWrapperBase, WARM_UP, lambda self: "its own times")
+    workers.install()
+    wrapper = WorkerWrapperBase()
+    wrapper.vllm_config = SimpleNamespace(additional_config={})
+    assert getattr(wrapper, WARM_UP)() == "its own times"
+
+
+@pytest.mark.parametrize("error", [ImportError, AttributeError, TypeError])
+def test_a_runner_that_is_unlike_any_known(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    def attach(runner: Any, options: Options) -> None:
+        raise error("it is not there")
+
+    workers.install()
+    monkeypatch.setattr(v1, "attach", attach)
+    started(Runner(Drafter(logits())), {"dcut": True})
+    text = "dcut: not used, drafts are verified in full: this vLLM is another one: it is not there"
+    assert warnings == [text]
+
+
+def test_a_vllm_without_the_other_runner(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
+    monkeypatch.setattr(WorkerWrapperBase, "init_device", lambda self: "made")
+    workers.install()
+    monkeypatch.delattr(plugin, "v2", raising=False)
+    monkeypatch.setitem(sys.modules, f"{plugin.__name__}.v2", None)
+    wrapper = WorkerWrapperBase()
+    for config, lines in ({}, 0), ({"dcut": True}, 1):
+        wrapper.vllm_config = SimpleNamespace(additional_config=config)
+        assert wrapper.init_device() == "made"
+        assert len(warnings) == lines
+    assert "dcut: no part for the V2 runner with this vLLM: " in warnings[0]
 
 
 def test_a_drafter_without_a_head(costs: Options, warnings: list[str]) -> None:
@@ -321,8 +360,12 @@ def test_metrics_of_a_changed_vllm(monkeypatch: pytest.MonkeyPatch, warnings: li
     assert "Scheduler.make_stats: expected parameters ... spec_decoding_stats, got stats" in warnings[0]
 
 
-def test_counts_wait_for_statistics() -> None:
+def test_counts_wait_for_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go with the next statistics of speculation, whatever number of steps has gone by."""
+    passed: list[Any] = []
+    monkeypatch.setattr(
+        Scheduler, "update_draft_token_ids", lambda self, draft_token_ids: passed.append(draft_token_ids)
+    )
     metrics.install()
     scheduler: Any = object.__new__(Scheduler)
     scheduler.requests, scheduler.log_stats = {}, True
@@ -330,13 +373,19 @@ def test_counts_wait_for_statistics() -> None:
         scheduler.update_draft_token_ids(metrics.Trimmed([], [], kept, drafts, bucket))
     scheduler.log_stats = False
     scheduler.update_draft_token_ids(metrics.Trimmed([], [], 100, 100, 100))
+    assert [step.kept for step in passed] == [3, 4, 0, 100]
     stats = SpecDecodingStats.new(K)
     assert scheduler.make_stats(None) is None
     assert scheduler.make_stats(stats) is None
     sent = stats.num_draft_tokens_per_pos
     assert sent[:K] == [0] * K
     assert dict(zip(sent[K::2], sent[K + 1 :: 2], strict=True)) == {metrics.KEPT: 7, metrics.PRUNED: 17, 16: 2, 4: 1}
+    following = SpecDecodingStats.new(K)
+    scheduler.make_stats(following)
+    assert following.num_draft_tokens_per_pos == [0] * K
+    assert not hasattr(exporter({"dcut": True}, speculates=False).spec_decoding_prom, "dcut")
     exporters = [exporter(config) for config in ({"dcut": True}, {}, {"dcut": True})]  # the last one's replace others
+    assert [hasattr(each.spec_decoding_prom, "dcut") for each in exporters] == [True, False, True]
     for each in exporters:
         each.spec_decoding_prom.observe(SpecDecodingStats.new(K), 1)
         each.spec_decoding_prom.observe(stats, 1)
@@ -353,13 +402,13 @@ def test_counts_wait_for_statistics() -> None:
     }
 
 
-def exporter(config: Any) -> Any:
+def exporter(config: Any, speculates: bool = True) -> Any:
     """What exports the metrics of an engine, as far as speculation goes."""
 
     def __init__(self: Any, vllm_config: Any) -> None:
         unregister_vllm_metrics()
         self.per_engine_labelvalues = {0: ["m", "0"], 1: ["m", "1"]}
-        spec = SimpleNamespace(num_speculative_tokens=K)
+        spec = SimpleNamespace(num_speculative_tokens=K) if speculates else None
         self.spec_decoding_prom = SpecDecodingProm(spec, ["model_name", "engine"], self.per_engine_labelvalues)
 
     made: Any = type("Exporter", (PrometheusStatLogger,), {"__abstractmethods__": frozenset()})
@@ -412,6 +461,7 @@ class Measured(Runner):
 
     def _dummy_run(self, tokens: int, force_attention: bool, profile_seq_lens: int) -> tuple[torch.Tensor, None]:
         self.drafter.dummy_run(tokens)
+        torch.rand(1)  # as sampling does
         return torch.zeros(max(8, tokens), 1), None
 
 
@@ -456,6 +506,44 @@ def test_a_cache_that_cannot_be_written(cache: Path, warnings: list[str]) -> Non
     cache.parent.write_text("a file")
     assert costs_module.load_or_measure(Measured()).costs_ms
     assert "will measure costs at the next start too" in warnings[-1]
+
+
+def test_the_first_rank_reads_and_writes_for_all(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    table = costs_module.load_or_measure(Measured())
+    (path,) = cache.iterdir()
+    path.write_text("damaged")
+    runner = Measured()
+    world = SimpleNamespace(rank_in_group=1, broadcast_object=lambda value, src: table if runner.runs else None)
+    monkeypatch.setattr(costs_module, "get_world_group", lambda: world)
+    assert costs_module.load_or_measure(runner) is table
+    assert runner.runs  # it takes part
+    assert (path.read_text(), warnings) == ("damaged", [])
+
+
+def test_measuring_draws_no_numbers_of_the_engine(cache: Path) -> None:
+    before = torch.get_rng_state()
+    costs_module.load_or_measure(Measured())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_sizes_that_no_step_has_are_not_measured(cache: Path) -> None:
+    runner = Measured()
+    runner.cudagraph_batch_sizes = [4, 8, 16, 32, 64]
+    costs_module.load_or_measure(runner)
+    assert set(runner.runs) == {4, 8, 16, 24}
+
+
+def test_the_first_turn_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, runs = [0.0], []
+
+    def run() -> None:
+        runs.append(1)
+        now[0] += 100 if len(runs) == 1 else len(runs)
+
+    monkeypatch.setattr(costs_module.time, "perf_counter", lambda: now[0])
+    assert costs_module._time({("verify", 1): run}) == {("verify", 1): 4000.0}  # the median of 2 to 6
 
 
 def test_more_requests_do_not_draft_in_less_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
