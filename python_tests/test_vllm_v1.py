@@ -297,6 +297,12 @@ def test_a_worker_that_warms_up_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
     assert getattr(wrapper, WARM_UP)() == "its own times"
 
 
+def test_a_wrapper_that_hands_on_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch, costs: Options) -> None:
+    monkeypatch.delattr(WorkerWrapperBase, WARM_UP)
+    workers.install()
+    assert "dcut" in vars(started(Runner(Drafter(logits())), {"dcut": {"costs": costs.costs}}))
+
+
 @pytest.mark.parametrize("error", [ImportError, AttributeError, TypeError])
 def test_a_runner_that_is_unlike_any_known(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch, warnings: list[str]
