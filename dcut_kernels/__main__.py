@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     live.add_argument(
         "--policy", nargs="+", metavar="NAME",
-        help="of ar, full, dcut, dcut-auto, uniform-K, ratio-R; ar and full always run "
+        help="of ar, full, dcut, dcut-early_stop, dcut-history, each of these three with -auto, uniform-K, ratio-R; ar "
+        "and full always run "
         f"(default {' '.join(LIVE['policy'])})",
     )  # fmt: skip
     live.add_argument("--tokens", type=int, metavar="N", help=f"tokens of each text (default {LIVE['tokens']})")
@@ -107,8 +109,9 @@ def _run_demo(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     if args.prompt is None:
         try:
             args.out.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=args.out).close()
         except OSError as error:
-            parser.error(f"argument --out: expected a directory, got {args.out} ({error.strerror})")
+            parser.error(f"argument --out: expected a directory to write to, got {args.out} ({error.strerror})")
     if args.replay:
         from .demo.run import run as replay
 

@@ -36,9 +36,10 @@ def check_options(
     require("agree", not agree or policy == "history", f"False with policy {policy!r}", agree)
 
 
-def check_rows(rows: int, max_batch: int) -> int:
+def check_rows(rows: int, max_batch: int, name: str = "requests") -> int:
     """A number of rows."""
-    require("requests", 0 <= rows <= max_batch, f"0 to {max_batch} rows (max_batch)", rows)
+    valid = isinstance(rows, Integral) and 0 <= rows <= max_batch
+    require(name, valid, f"0 to {max_batch} rows (max_batch)", rows)
     return rows
 
 
@@ -49,6 +50,14 @@ def check_call(confidence: Tensor, draft_len: int, options: Mapping[str, Any], o
         require("confidence", columns == draft_len, f"{draft_len} columns (draft_len)", columns)
     for name in own & set(options):
         require(name, options[name] is None, "to be left to the planner", "a value")
+
+
+def check_drafts(draft_lens: Sequence[int], kept: Sequence[int], most: int) -> list[int]:
+    """Drafts kept of each row, none of a row that does not count."""
+    require("requests", len(draft_lens) == len(kept), f"{len(kept)}, the rows of the batch", len(draft_lens))
+    for n, keep in zip(draft_lens, kept, strict=True):
+        require("draft_lens", n == 0 or keep <= n <= most, f"0, or {keep} (kept) to {most} (draft_len)", n)
+    return [keep if n else 0 for n, keep in zip(draft_lens, kept, strict=True)]
 
 
 def check_accepted(accepted: Sequence[int], kept: Sequence[int]) -> None:
@@ -72,7 +81,14 @@ def weight_of(priority: float, allowed: bool) -> float:
     return float(priority)
 
 
-def check_state(state: Mapping[str, Any], rule: str, draft_len: int) -> None:
+def check_state(state: Mapping[str, Any], rule: str, draft_len: int, priorities: bool) -> None:
     """What `Planner.load_state_dict` gets."""
+    names = {"rule", "draft_len", "carried", "metrics", "gate", "priority", "steps", "calibration"}
+    missing = sorted(names - set(state)) if isinstance(state, Mapping) else [type(state).__name__]
+    require("state", not missing, "what state_dict returned", f"one without {', '.join(missing)}")
+    for field, kind in (("steps", int), ("priority", Mapping), ("calibration", Mapping)):
+        require("state", isinstance(state[field], kind), f"{field} as state_dict returned it", state[field])
+    for priority in state["priority"].values():
+        weight_of(priority, priorities)
     for name, expected in (("rule", rule), ("draft_len", draft_len)):
         require("state", state.get(name) == expected, f"{name} {expected}", state.get(name))

@@ -38,7 +38,10 @@ class Gate:
     def __init__(self, draft_len: int, probe_every: int, min_gain: float) -> None:
         self.expectation, self.probe_every, self.min_gain, self.idle = Expectation(draft_len), probe_every, min_gain, 0
         self.drafting: bool | None = None
-        self._every = float(probe_every)
+        self._every, self._waited = (
+            float(probe_every),
+            0,
+        )  # steps between probes, and before one that is not learned yet
         self._best: dict[int, tuple[float, float]] = {}  # gain of drafting and its cost in plain steps, by rows
 
     def pays(self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float) -> bool:
@@ -61,12 +64,16 @@ class Gate:
         gain *= 1 + DOUBT / self.expectation.seen**0.5
         lead = 1.0 if self.drafting is None else 1 / LEAD if self.drafting else LEAD
         self.drafting = gain >= (1 + self.min_gain) * lead
+        self.idle = 0 if self.drafting else self.idle
         return self.drafting
 
     def probes(self) -> bool:
         """Count a step in which drafting does not pay; whether it is one to draft all the same."""
         self.idle += 1
-        return self.idle >= self._every
+        if self.idle < self._every:
+            return False
+        self.idle, self._waited = 0, self.idle
+        return True
 
     def learn(
         self,
@@ -95,8 +102,8 @@ class Gate:
         committed = sum(n + 1 for n, had in zip(accepted, drafts, strict=True) if had > 0)
         gains = [gain - idle for gain in gains]
         net = None if promised is None else promised - idle
-        self.expectation.update(rows, tokens, gains, net, committed, self.idle + 1)
-        self.idle = 0
+        self.expectation.update(rows, tokens, gains, net, committed, self._waited + 1)
+        self._waited = 0
         self.forget_rates()
 
     def forget_rates(self) -> None:

@@ -11,7 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import ops
-from ._planner_checks import OWN, check_accepted, check_call, check_options, check_rows, check_state, counts, weight_of
+from ._planner_checks import (
+    OWN,
+    check_accepted,
+    check_call,
+    check_drafts,
+    check_options,
+    check_rows,
+    check_state,
+    counts,
+    weight_of,
+)
 from .batch import VerifyBatch
 from .buckets import Buckets, StepTables
 from .calibration import Calibration
@@ -303,22 +313,22 @@ class Planner:
         draft_lens: Sequence[int],
         accepted: Sequence[int],
     ) -> None:
-        """Count a step whose results are on the host; it may be called a step late.
+        """Count a step whose results are on the host, at the latest before the next `select` of as many rows.
 
         Parameters
         ----------
         requests : sequence of hashable [B]
             Row by row, as in `begin`.
         batch : VerifyBatch
-            What `select` returned, before the next step with as many rows overwrites it; copies are not known.
+            What `select` returned and a later one of as many rows overwrites; copies are not known.
         draft_lens : sequence of int [B]
-            Drafts that existed; rows without any (prompts) teach nothing about drafting.
+            Drafts that existed; rows without any (prompts, or requests that have ended) teach nothing about drafting.
         accepted : sequence of int [B]
             Drafts that the target accepted.
         """
         rows = check_rows(len(requests), self.max_batch)
-        kept = batch.keep_lens[:rows].tolist()
         draft_lens, accepted = counts("draft_lens", draft_lens, rows), counts("accepted", accepted, rows)
+        kept = check_drafts(draft_lens, batch.keep_lens.tolist(), self.draft_len)
         check_accepted(accepted, kept)
         budgets, _ = self._used.get(batch.decision.data_ptr(), self.buckets.dense).row(rows)
         bucket, used, total, padded = batch.decision.tolist()
@@ -345,7 +355,7 @@ class Planner:
         """
         if self._ranks is not None and self._follows:
             return self._ranks.hear(self.device)
-        drafts = self._should_draft(check_rows(batch, self.max_batch))
+        drafts = self._should_draft(check_rows(batch, self.max_batch, "batch"))
         if self._ranks is not None and self._leads:
             self._ranks.say(drafts, self.device)
         return drafts
@@ -353,6 +363,7 @@ class Planner:
     def _should_draft(self, batch: int) -> bool:
         plain = self.table.plain_at(batch, self.lookup) if batch > 0 else None
         self.probing = plain is not None and not self.gate.expectation.curve
+        self.metrics.probes += self.probing
         if plain is None or self.probing or self.gate.pays(batch, *self.buckets.dense.row(batch), plain):
             return True
         self.probing = self.gate.probes()
@@ -384,14 +395,18 @@ class Planner:
         Raises
         ------
         ValueError
-            If it belongs to a planner of another draft length or of other buckets.
+            If it is none, or belongs to a planner of another draft length or of other buckets.
         """
-        check_state(state, repr(self.table.rule), self.draft_len)
+        check_state(state, repr(self.table.rule), self.draft_len, self._weight is not None)
         state = copy.deepcopy(dict(state))
-        self._carried.restore(state["carried"])
-        self.metrics = Metrics.of(state["metrics"])
-        self.gate.restore(state["gate"])
-        self._priority = state["priority"]
+        gate = copy.copy(self.gate)
+        try:
+            metrics = Metrics.of(state["metrics"])
+            gate.restore(state["gate"])
+            self._carried.restore(state["carried"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ValueError(f"state: expected what state_dict returned, got another one: {error!r}") from None
+        self.metrics, self.gate, self._priority = metrics, gate, state["priority"]
         self._steps = state["steps"]
         if state["calibration"] and isinstance(self.calibration, torch.nn.Module):
             known = self.calibration.state_dict()

@@ -104,6 +104,20 @@ def test_a_time_limit_may_end_every_pass_within_a_turn() -> None:
     assert table.costs_ms == (pytest.approx((1000, 3000)),)
 
 
+def test_what_is_left_of_the_time_goes_to_the_next_batch() -> None:
+    """However many turns were asked for: asking for the time takes time too."""
+    machine = Machine(lambda batch, tokens, turn: 1.0)
+    asked = [0]
+
+    def clock() -> float:
+        asked[0] += 1
+        return machine.now
+
+    profile(machine.run_step, [1, 2], [4], repeats=10**9, warm_up=0, time_limit=20, clock=clock)
+    assert len(machine.calls) == 20
+    assert asked[0] < 100
+
+
 def test_buckets_below_the_batch_are_disabled() -> None:
     machine = Machine(constant)
     table = profile(machine.run_step, [1, 3], [2, 8], repeats=1, warm_up=0, clock=machine.clock)

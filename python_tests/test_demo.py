@@ -244,7 +244,8 @@ def test_confidence_bar():
             ["--table", "h800", "--concurrency", "4"],
             "argument --concurrency: h800 has rows for 1, 8, 16, 32, 64; got 4",
         ),
-        (["--out", __file__], r"argument --out: expected a directory, got .*test_demo.py \(File exists\)"),
+        (["--out", "/proc"], r"argument --out: expected a directory to write to, got /proc \("),
+        (["--out", __file__], r"argument --out: expected a directory to write to, got .*test_demo.py \(File exists\)"),
     ],
 )
 def test_bad_arguments(arguments, message, capsys):

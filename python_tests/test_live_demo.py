@@ -189,7 +189,7 @@ def test_stream_reassembles_to_the_text(policy, monkeypatch, capsys):
         ),
         (
             ["--pair", PAIR, "--out", __file__],
-            f"argument --out: expected a directory, got {__file__} (File exists)",
+            f"argument --out: expected a directory to write to, got {__file__} (File exists)",
         ),
     ],
 )
@@ -202,11 +202,12 @@ def test_bad_arguments(arguments, message, capsys, monkeypatch):
     assert capsys.readouterr().err.endswith(f"error: {message}\n")
 
 
-def test_empty_prompt(capsys):
+@pytest.mark.parametrize(("prompt", "message"), [("", "1 to 1937 tokens, got 0"), ("x\udcff", "text, got 'x\\udcff'")])
+def test_prompts_that_are_none(prompt, message, capsys):
     with pytest.raises(SystemExit) as error:
-        run_cli("--prompt", "", "--pair", PAIR)
+        run_cli("--prompt", prompt, "--pair", PAIR)
     assert error.value.code == 2
-    assert capsys.readouterr().err.endswith("error: argument --prompt: expected 1 to 1937 tokens, got 0\n")
+    assert capsys.readouterr().err.endswith(f"error: argument --prompt: expected {message}\n")
 
 
 @pytest.mark.parametrize("options", [["--concurrency", 1], ["--prompt", "x"]])

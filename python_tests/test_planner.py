@@ -190,9 +190,38 @@ def test_no_drafting_where_plain_decoding_wins() -> None:
         if answers[-1]:
             feed(made, hopeless, 0, 1)
     assert answers == ([False] * 4 + [True]) * 2 + [False] * 2
-    assert (made.metrics.probes, made.metrics.plain) == (2, 10)
+    assert (made.metrics.probes, made.metrics.plain) == (3, 10)  # the first step is a probe too
     feed(made, certain, DRAFT_LEN, 400)
     assert made.should_draft(BATCH)
+
+
+def test_a_probe_that_is_observed_late_is_one_probe() -> None:
+    made = planner(probe_every=5)
+    feed(made, torch.full((BATCH, DRAFT_LEN), 0.01), 0, 40)
+    assert [made.should_draft(BATCH) for _ in range(20)] == ([False] * 4 + [True]) * 4
+
+
+@pytest.mark.parametrize(
+    ("drafts", "message"),
+    [
+        ([-1] * BATCH, r"draft_lens: expected 0, or \d \(kept\) to 7 \(draft_len\), got -1"),
+        ([8] * BATCH, r"draft_lens: expected 0, or \d \(kept\) to 7 \(draft_len\), got 8"),
+        ([1] * BATCH, r"draft_lens: expected 0, or 7 \(kept\) to 7 \(draft_len\), got 1"),
+        ([7] * (BATCH - 1), "draft_lens: expected 8 ints"),
+    ],
+)
+def test_drafts_that_cannot_be_are_not_counted(drafts: list[int], message: str) -> None:
+    made = planner(policy="history", score="shifted")
+    made.begin(NAMES)
+    batch = made.select(*TOKENS)  # keeps all
+    before = made.state_dict()
+    with pytest.raises(ValueError, match=f"^{message}"):
+        made.observe(NAMES, batch, drafts, [0] * BATCH)
+    with pytest.raises(ValueError, match=r"^requests: expected 8, the rows of the batch, got 7$"):
+        made.observe(NAMES[1:], batch, [7] * 7, [0] * 7)
+    assert made.state_dict() == before
+    made.observe(NAMES, batch, [0] * 3 + [7] * 5, [0] * BATCH)  # three that have ended
+    assert (made.metrics.drafts, made.metrics.kept) == (35, 35)
 
 
 def test_promises_that_are_not_kept_count_less() -> None:
@@ -281,11 +310,15 @@ def test_tables_and_rows_have_to_fit() -> None:
         Planner(TABLE, BATCH, 5)
     with pytest.raises(ValueError, match=r"^table: expected a CostTable, got NoneType$"):
         Planner(None, BATCH, 5)  # type: ignore[arg-type]
-    made, message = planner(), r"^requests: expected 0 to 8 rows \(max_batch\), got 9$"
+    made = planner()
     more = [torch.cat([t, t[:1]]) for t in TOKENS]
-    for call in (lambda: made.begin(range(9)), lambda: made.select(*more), lambda: made.should_draft(9)):
-        with pytest.raises(ValueError, match=message):
-            call()
+    calls = (made.begin, range(9), "requests"), (lambda rows: made.select(*rows), more, "requests")
+    for call, value, name in (*calls, (made.should_draft, 9, "batch")):
+        with pytest.raises(ValueError, match=rf"^{name}: expected 0 to 8 rows \(max_batch\), got 9$"):
+            call(value)  # type: ignore[operator]
+    for wrong in (2.5, "3", None, -1):
+        with pytest.raises(ValueError, match=rf"^batch: expected 0 to 8 rows \(max_batch\), got {wrong}$"):
+            made.should_draft(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^confidence: expected 7 columns \(draft_len\), got 3$"):
         made.select(TOKENS[0][:, :3].contiguous(), TOKENS[1][:, :3].contiguous(), *TOKENS[2:])
 
@@ -375,6 +408,26 @@ def test_states_are_copies_and_belong_to_their_buckets() -> None:
         Planner(CostTable((8,), ((1.0,),), TokenCounts((64,))), BATCH, 3).load_state_dict(
             state | {"rule": "TokenCounts(counts=(64,))"}
         )
+
+
+@pytest.mark.parametrize("name", ["steps", "gate", "metrics", "carried", "priority", "calibration"])
+def test_states_that_are_none(name: str) -> None:
+    made = planner()
+    run(made)
+    state, before = made.state_dict(), planner().state_dict()
+    for wrong in ({key: value for key, value in state.items() if key != name}, state | {name: {}}, state | {name: "x"}):
+        other = planner()
+        if name in wrong and name in ("priority", "calibration") and wrong[name] == {}:
+            continue  # as of one without
+        with pytest.raises(ValueError, match=r"^state: expected"):
+            other.load_state_dict(wrong)
+        assert other.state_dict() == before
+    with pytest.raises(ValueError, match=r"^state: expected what state_dict returned, got one without"):
+        planner().load_state_dict(None)  # type: ignore[arg-type]
+    weighted = planner(priorities=True)
+    weighted.join("more", 2.0)
+    with pytest.raises(ValueError, match=r"^priority: expected 1 in a planner without priorities=True, got 2.0$"):
+        planner().load_state_dict(weighted.state_dict())
 
 
 def test_the_fit_of_a_calibration_is_saved() -> None:

@@ -94,12 +94,16 @@ def profile(
             reports.append(stack.enter_context(_bar()))
         start = clock()
         for place, (batch, usable, runs, its_times) in enumerate(visits, start=1):
+            late = False
             for turn in range(-warm_up, repeats):
+                if late:
+                    break
                 for kind, (run, taken) in enumerate(zip(runs, its_times, strict=True)):
                     before = clock()
                     if taken and before >= start + limit * place / len(visits):
                         for others in its_times:  # of a turn that is not finished
                             del others[len(its_times[-1]) :]
+                        late = True
                         break
                     if not taken and before >= start + limit:
                         raise ValueError(

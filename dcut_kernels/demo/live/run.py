@@ -73,7 +73,10 @@ def run(args: argparse.Namespace, error: Callable[[str], NoReturn]) -> bool:
 
 def run_stream(console: Console, pair: Pair, args: argparse.Namespace, error: Callable[[str], NoReturn]) -> None:
     """Decode one text and show each step as it commits."""
-    prompt = pair.tokenizer.encode(args.prompt).ids
+    try:
+        prompt = pair.tokenizer.encode(args.prompt).ids
+    except TypeError:  # as of bytes that are no UTF-8
+        error(f"argument --prompt: expected text, got {args.prompt!r}")
     most = pair.target.config.max_position_embeddings - args.tokens - pair.drafter.draft_len
     if not 1 <= len(prompt) <= most:
         error(f"argument --prompt: expected 1 to {most} tokens, got {len(prompt)}")
