@@ -84,6 +84,15 @@ def test_what_is_little_known_has_the_benefit_of_the_doubt(seen: int) -> None:
     assert not gate(least - 0.01, seen=seen).pays(4, [8], [2.0], plain=1.0)
 
 
+def test_steps_before_drafting_do_not_count_towards_a_probe() -> None:
+    made = gate(1.0)
+    assert [(made.pays(4, [8], [2.0], plain=1.0), made.probes()) for _ in range(4)] == [(False, False)] * 4
+    assert made.pays(8, [16], [2.0], plain=2.5)  # of other requests
+    assert [(made.pays(4, [8], [2.0], plain=1.0), made.probes()) for _ in range(5)] == [(False, False)] * 4 + [
+        (False, True)
+    ]
+
+
 @pytest.mark.parametrize(
     ("gain", "every"), [(0.01, 256), (0.2, 240), (0.5, 150), (0.9, 30), (0.98, 8), (1.0, 8), (1.01, 8)]
 )
