@@ -81,14 +81,13 @@ def weight_of(priority: float, allowed: bool) -> float:
     return float(priority)
 
 
-def check_state(state: Mapping[str, Any], rule: str, draft_len: int, priorities: bool) -> None:
-    """What `Planner.load_state_dict` gets."""
-    names = {"rule", "draft_len", "carried", "metrics", "gate", "priority", "steps", "calibration"}
-    missing = sorted(names - set(state)) if isinstance(state, Mapping) else [type(state).__name__]
+def check_state(state: Mapping[str, Any], own: Mapping[str, Any], priorities: bool) -> None:
+    """What `Planner.load_state_dict` gets; `own` is the planner's present one."""
+    missing = sorted(set(own) - set(state)) if isinstance(state, Mapping) else [type(state).__name__]
     require("state", not missing, "what state_dict returned", f"one without {', '.join(missing)}")
-    for field, kind in (("steps", int), ("priority", Mapping), ("calibration", Mapping)):
-        require("state", isinstance(state[field], kind), f"{field} as state_dict returned it", state[field])
+    for name in ("steps", "priority", "calibration"):
+        require("state", isinstance(state[name], type(own[name])), f"{name} as state_dict returned it", state[name])
     for priority in state["priority"].values():
         weight_of(priority, priorities)
-    for name, expected in (("rule", rule), ("draft_len", draft_len)):
-        require("state", state.get(name) == expected, f"{name} {expected}", state.get(name))
+    for name in ("rule", "draft_len"):
+        require("state", state[name] == own[name], f"{name} {own[name]}", state[name])

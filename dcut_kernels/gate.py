@@ -38,10 +38,8 @@ class Gate:
     def __init__(self, draft_len: int, probe_every: int, min_gain: float) -> None:
         self.expectation, self.probe_every, self.min_gain, self.idle = Expectation(draft_len), probe_every, min_gain, 0
         self.drafting: bool | None = None
-        self._every, self._waited = (
-            float(probe_every),
-            0,
-        )  # steps between probes, and before one that is not learned yet
+        self._every: float = probe_every  # steps from one probe to the next
+        self._waited = 0  # steps before a probe that is not learned yet
         self._best: dict[int, tuple[float, float]] = {}  # gain of drafting and its cost in plain steps, by rows
 
     def pays(self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float) -> bool:

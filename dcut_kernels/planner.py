@@ -397,7 +397,7 @@ class Planner:
         ValueError
             If it is none, or belongs to a planner of another draft length or of other buckets.
         """
-        check_state(state, repr(self.table.rule), self.draft_len, self._weight is not None)
+        check_state(state, self.state_dict(), self._weight is not None)
         state = copy.deepcopy(dict(state))
         gate = copy.copy(self.gate)
         try:

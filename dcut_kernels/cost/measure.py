@@ -94,33 +94,28 @@ def profile(
             reports.append(stack.enter_context(_bar()))
         start = clock()
         for place, (batch, usable, runs, its_times) in enumerate(visits, start=1):
-            late = False
-            for turn in range(-warm_up, repeats):
-                if late:
+            for turn, kind in ((turn, kind) for turn in range(-warm_up, repeats) for kind in range(len(runs))):
+                run, taken, before = runs[kind], its_times[kind], clock()
+                if taken and before >= start + limit * place / len(visits):
+                    for others in its_times:  # of a turn that is not finished
+                        del others[len(its_times[-1]) :]
                     break
-                for kind, (run, taken) in enumerate(zip(runs, its_times, strict=True)):
-                    before = clock()
-                    if taken and before >= start + limit * place / len(visits):
-                        for others in its_times:  # of a turn that is not finished
-                            del others[len(its_times[-1]) :]
-                        late = True
-                        break
-                    if not taken and before >= start + limit:
-                        raise ValueError(
-                            f"time_limit: expected {points} points to be measured in {limit:g} s, got {measured} (at "
-                            f"batch {batch}); measure fewer batches or buckets, or give it more time"
-                        )
-                    for _ in range(settle if kind in (0, len(usable)) else 0):
-                        run()
-                    before = clock()
+                if not taken and before >= start + limit:
+                    raise ValueError(
+                        f"time_limit: expected {points} points to be measured in {limit:g} s, got {measured} (at "
+                        f"batch {batch}); measure fewer batches or buckets, or give it more time"
+                    )
+                for _ in range(settle if kind in (0, len(usable)) else 0):
                     run()
-                    after = clock()
-                    if turn >= 0:
-                        measured += not taken
-                        taken.append(1000 * (after - before))
-                    done += 1
-                    for report in reports:
-                        report(done, steps)
+                before = clock()
+                run()
+                after = clock()
+                if turn >= 0:
+                    measured += not taken
+                    taken.append(1000 * (after - before))
+                done += 1
+                for report in reports:
+                    report(done, steps)
     typical = [_typical(its_times) for its_times in times]
     plain_ms = tuple(row.pop() for row in typical) if plain else None
     rows = tuple(

@@ -103,18 +103,22 @@ def _round(
     requests = {policy: engine.submit(prompts, max_tokens) for policy, engine in engines.items()}
     steps: dict[str, list[Step]] = {policy: [] for policy in engines}
     seconds = dict.fromkeys(engines, 0.0)
+
+    def decodes(policy: str) -> bool:
+        return not all(request.finished for request in requests[policy])
+
     running = list(engines)
     while running:
         order.shuffle(running)  # what a policy leaves in the caches hits all alike
         for policy in running:
             until = seconds[policy] + SLICE
-            while seconds[policy] < until and not all(request.finished for request in requests[policy]):
+            while seconds[policy] < until and decodes(policy):
                 start = time.perf_counter()
                 step = engines[policy].step()
                 seconds[policy] += time.perf_counter() - start
                 steps[policy].append(step)
                 on_step(policy, step)
-        running = [policy for policy in running if not all(request.finished for request in requests[policy])]
+        running = list(filter(decodes, running))
     return {
         policy: Turn(policy, steps[policy], [request.output for request in requests[policy]], seconds[policy])
         for policy in engines
