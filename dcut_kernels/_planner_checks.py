@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
@@ -41,6 +42,14 @@ def check_rows(rows: int, max_batch: int, name: str = "requests") -> int:
     valid = isinstance(rows, Integral) and 0 <= rows <= max_batch
     require(name, valid, f"0 to {max_batch} rows (max_batch)", rows)
     return rows
+
+
+def check_timed(batch: int, max_batch: int, tokens: int, milliseconds: float) -> int:
+    """Arguments of `Planner.timed`; returns the rows."""
+    require("batch", check_rows(batch, max_batch, "batch") > 0, f"1 to {max_batch} rows (max_batch)", batch)
+    integer("tokens", tokens, batch)
+    require("milliseconds", 0 < number("milliseconds", milliseconds) < math.inf, "above 0, finite", milliseconds)
+    return batch
 
 
 def check_call(confidence: Tensor, draft_len: int, options: Mapping[str, Any], own: set[str]) -> None:

@@ -82,6 +82,11 @@ class Buckets:
             self._steps[key] = StepTables(budgets.to(self.device), costs.to(self.device), envelope, host)
         return self._steps[key]
 
+    def cost_of(self, batch: int, tokens: int) -> float | None:
+        """Cost of a step that verifies so many tokens, by the cheapest bucket that holds them; None if none does."""
+        pairs = zip(*self.dense.row(batch), strict=True)
+        return min((cost for budget, cost in pairs if budget >= tokens and 0 < cost < math.inf), default=None)
+
     def _within(self, costs: Tensor) -> Tensor:
         """Costs [M, R] of which those above the latency are disabled."""
         priced = torch.where(torch.isfinite(costs) & (costs > 0), costs, torch.inf)

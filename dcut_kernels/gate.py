@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .expectation import Expectation
+from .pace import SOONEST, Pace
 
 LEAD = 1.02  # of the other way over the present one, before it takes its place: what is learned is noisy
 DOUBT = 0.5  # of what a request's step promises: its deviation; drafting has the benefit of it
-PROBES = 0.01  # of the speed, that probes may cost: so there are more where drafting pays almost
-SOONEST = 8  # steps from one probe to the next
+PROBES = 0.01  # of the speed, that probes and trials may cost: so there are more where both ways are close
 
 
 class Gate:
@@ -29,6 +29,8 @@ class Gate:
     ----------
     expectation : Expectation
         Tokens that drafting promises.
+    pace : Pace
+        What timed steps say of costs.
     idle : int
         Steps since the last drafted one.
     drafting : bool, optional
@@ -38,9 +40,20 @@ class Gate:
     def __init__(self, draft_len: int, probe_every: int, min_gain: float) -> None:
         self.expectation, self.probe_every, self.min_gain, self.idle = Expectation(draft_len), probe_every, min_gain, 0
         self.drafting: bool | None = None
+        self.pace = Pace(PROBES)
         self._every: float = probe_every  # steps from one probe to the next
         self._waited = 0  # steps before a probe that is not learned yet
+        self._gain = 1.0  # of drafting, at the last decision
         self._best: dict[int, tuple[float, float]] = {}  # gain of drafting and its cost in plain steps, by rows
+
+    def choose(self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float) -> tuple[bool, bool]:
+        """Whether to draft, and whether only to see if it pays; arguments as of `pays`."""
+        if not self.expectation.curve:
+            return True, True
+        if self.pays(rows, budgets, costs, plain):
+            return not self.pace.tries(self._gain), False
+        probe = self.probes()
+        return probe, probe
 
     def pays(self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float) -> bool:
         """Whether the best bucket promises enough more tokens per time than plain decoding.
@@ -56,10 +69,11 @@ class Gate:
         """
         if rows not in self._best:
             rate, cost = self.expectation.best(rows, budgets, costs)
-            self._best[rows] = rate * plain / rows, cost / plain
+            self._best[rows] = rate * plain / rows * self.pace.correction(), cost / plain
         gain, plain_steps = self._best[rows]
         self._every = min(self.probe_every, max(SOONEST, (1 - gain) * plain_steps / PROBES))
         gain *= 1 + DOUBT / self.expectation.seen**0.5
+        self._gain = gain
         lead = 1.0 if self.drafting is None else 1 / LEAD if self.drafting else LEAD
         self.drafting = gain >= (1 + self.min_gain) * lead
         self.idle = 0 if self.drafting else self.idle
@@ -104,16 +118,26 @@ class Gate:
         self._waited = 0
         self.forget_rates()
 
+    def time(self, drafted: bool, ratio: float) -> None:
+        """Count a step that was timed; arguments as of `Pace.add`."""
+        if self.pace.add(drafted, ratio):
+            self.forget_rates()
+
     def forget_rates(self) -> None:
         """Something that rates depend on has changed: what is known of tokens, or costs."""
         self._best.clear()
 
     def state(self) -> dict[str, Any]:
         """Everything that was learned, as plain Python values."""
-        return {"expectation": self.expectation.state(), "idle": self.idle, "drafting": self.drafting}
+        return {
+            "expectation": self.expectation.state(),
+            "ratios": list(self.pace.ratios),
+            "idle": self.idle,
+            "drafting": self.drafting,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """What `state` returned, once more."""
-        self.expectation = Expectation(**state["expectation"])
+        self.expectation, self.pace = Expectation(**state["expectation"]), Pace(PROBES, state["ratios"])
         self.idle, self.drafting = state["idle"], state["drafting"]
         self.forget_rates()

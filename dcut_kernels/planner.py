@@ -19,12 +19,14 @@ from ._planner_checks import (
     check_options,
     check_rows,
     check_state,
+    check_timed,
     counts,
     weight_of,
 )
 from .batch import VerifyBatch
 from .buckets import Buckets, StepTables
 from .calibration import Calibration
+from .calibration.table import fit_of, restore_fit
 from .carried import INT32_MAX, CarriedBudget, NextBudget
 from .cost import CostTable
 from .gate import Gate
@@ -362,20 +364,36 @@ class Planner:
 
     def _should_draft(self, batch: int) -> bool:
         plain = self.table.plain_at(batch, self.lookup) if batch > 0 else None
-        self.probing = plain is not None and not self.gate.expectation.curve
+        drafts, self.probing = True, False
+        if plain is not None:
+            drafts, self.probing = self.gate.choose(batch, *self.buckets.dense.row(batch), plain)
         self.metrics.probes += self.probing
-        if plain is None or self.probing or self.gate.pays(batch, *self.buckets.dense.row(batch), plain):
-            return True
-        self.probing = self.gate.probes()
-        self.metrics.probes += self.probing
-        self.metrics.plain += not self.probing
-        return self.probing
+        self.metrics.plain += not drafts
+        return drafts
+
+    def timed(self, batch: int, tokens: int, drafted: bool, milliseconds: float) -> None:
+        """Say how long a step took, so that `should_draft` knows what both ways cost now, and not only when measured.
+
+        From the first call on, a few steps are plain although drafting pays, so often that they cost at most 1% of the
+        speed.  Ranks that decide each for itself must not call it: their clocks differ.
+
+        Parameters
+        ----------
+        batch, tokens : int
+            Requests of the step, none of which read its prompt, and tokens that it verified.
+        drafted : bool
+            Whether all of them drafted, or none did.
+        milliseconds : float
+            From the question whether to draft to the last commit.
+        """
+        batch = check_timed(batch, self.max_batch, tokens, milliseconds)
+        plain = self.table.plain_at(batch, self.lookup)
+        cost = self.buckets.cost_of(batch, tokens) if drafted else plain
+        if plain is not None and cost is not None:
+            self.gate.time(drafted, milliseconds / cost)
 
     def state_dict(self) -> dict[str, Any]:
         """What is worth keeping over a restart; `load_state_dict` of a planner made alike restores it."""
-        fit: dict[str, Tensor] = {}
-        if isinstance(self.calibration, torch.nn.Module):
-            fit = self.calibration.state_dict()
         return copy.deepcopy(
             {
                 "rule": repr(self.table.rule),
@@ -385,7 +403,7 @@ class Planner:
                 "gate": self.gate.state(),
                 "priority": dict(self._priority),
                 "steps": self._steps,
-                "calibration": {name: values.tolist() for name, values in fit.items()},
+                "calibration": fit_of(self.calibration),
             }
         )
 
@@ -408,9 +426,5 @@ class Planner:
             raise ValueError(f"state: expected what state_dict returned, got another one: {error!r}") from None
         self.metrics, self.gate, self._priority = metrics, gate, state["priority"]
         self._steps = state["steps"]
-        if state["calibration"] and isinstance(self.calibration, torch.nn.Module):
-            known = self.calibration.state_dict()
-            self.calibration.load_state_dict(
-                {n: torch.tensor(v, dtype=known[n].dtype) for n, v in state["calibration"].items()}
-            )
+        if restore_fit(self.calibration, state["calibration"]):
             self.calibrate()

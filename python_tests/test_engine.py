@@ -356,6 +356,23 @@ def test_plain_steps_where_drafting_does_not_pay(pair, prompts):
     assert (always.planner.metrics.plain, always.planner.metrics.probes) == (0, 0)
 
 
+def test_steps_of_one_kind_are_timed(pair, prompts, monkeypatch):
+    """Those that read no prompt, and in which all requests drafted or none did."""
+    for costs in (DEAR, costs_of(((1.0, 1.5), (10.0, 20.0)), (1.0, 10.0))):
+        engine, timed, expected = Engine(*pair, "dcut-auto", costs, max_batch=4), [], []
+        monkeypatch.setattr(engine.planner, "timed", lambda *step, to=timed: to.append(step))
+        engine.submit(prompts[:6], 20)
+        while engine.scheduler.waiting or not all(request.finished for request in engine.scheduler.running):
+            step = engine.step()
+            drafted = (step.drafts.draft_lens > 0).tolist()
+            read = bool((step.drafts.base_lens > 1).any())
+            if len(set(drafted)) == 1 and not read and not engine.planner.probing:
+                expected.append((len(drafted), step.verified, drafted[0], sum(step.seconds.values())))
+        assert [step[:3] for step in timed] == [step[:3] for step in expected]
+        assert [step[3] for step in timed] == pytest.approx([1000 * step[3] for step in expected])
+        assert {step[2] for step in timed} >= {costs is not DEAR}
+
+
 def test_probes_draft_a_few_rows_and_read_what_they_missed(pair, prompts):
     """Drafts after plain steps are those of an engine that reads the same text as its prompt."""
     engine, probes = Engine(*pair, "dcut-auto", DEAR, max_batch=10, max_len=200), []

@@ -94,7 +94,7 @@ def test_steps_before_drafting_do_not_count_towards_a_probe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "every"), [(0.01, 256), (0.2, 240), (0.5, 150), (0.9, 30), (0.98, 8), (1.0, 8), (1.01, 8)]
+    ("gain", "every"), [(0.01, 256), (0.2, 240), (0.5, 150), (0.9, 30), (0.98, 16), (1.0, 16), (1.01, 16)]
 )
 def test_probes_are_as_frequent_as_they_are_cheap(gain: float, every: int) -> None:
     """A drafted step takes as long as three plain ones, and probes may take a hundredth of the time in vain."""

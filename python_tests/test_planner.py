@@ -195,6 +195,55 @@ def test_no_drafting_where_plain_decoding_wins() -> None:
     assert made.should_draft(BATCH)
 
 
+def test_timed_steps_are_compared_with_their_costs() -> None:
+    """Drafted steps take twice what the table says, plain ones half."""
+    made = planner()
+    feed(made, torch.full((BATCH, DRAFT_LEN), 0.95), DRAFT_LEN, 3)
+    seen = made.metrics.plain, made.metrics.probes
+    for batch, tokens, cost in ((8, 48, 11.0), (8, 49, 14.0), (1, 8, 5.5), (1, 2, 4.0), (8, 16, 5.0)) * 100:
+        if not made.should_draft(8):
+            break
+        made.timed(batch, tokens, True, 2 * cost)
+    assert not made.probing
+    for batch, cost in ((8, 4.0), (8, 4.0), (1, 3.5), (8, 4.0), (1, 3.5)):
+        assert not made.should_draft(8)
+        made.timed(batch, batch, False, cost / 2)
+    assert list(made.gate.pace.ratios) == [0.25]
+    assert (made.metrics.plain, made.metrics.probes) == (seen[0] + 6, seen[1])
+    saved = planner()
+    saved.load_state_dict(made.state_dict())
+    assert list(saved.gate.pace.ratios) == [0.25]
+
+
+def test_steps_without_a_cost_are_not_compared() -> None:
+    made = planner()
+    made.set_latency(6.0)
+    made.timed(8, 17, True, 1.0)  # 16 tokens are left
+    unpriced = planner(CostTable((8,), ((5.0, 8.0, 11.0, 14.0),), RATIOS))
+    unpriced.timed(8, 8, True, 1.0)
+    for untouched in (made, unpriced):
+        assert vars(untouched.gate.pace) == vars(planner().gate.pace)
+    made.timed(8, 16, True, 1.0)
+    assert vars(made.gate.pace) != vars(planner().gate.pace)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 8, True, 1.0), "batch: expected 1 to 8 rows (max_batch), got 0"),
+        ((9, 9, True, 1.0), "batch: expected 0 to 8 rows (max_batch), got 9"),
+        ((8, 7, True, 1.0), "tokens: expected an int from 8 to 2147483647, got 7"),
+        ((8, 8, True, 0.0), "milliseconds: expected above 0, finite, got 0.0"),
+        ((8, 8, False, math.nan), "milliseconds: expected above 0, finite, got nan"),
+        ((8, 8, False, math.inf), "milliseconds: expected above 0, finite, got inf"),
+        ((8, 8, False, "1"), "milliseconds: expected a number, got '1'"),
+    ],
+)
+def test_times_that_are_none(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        planner().timed(*arguments)
+
+
 def test_a_probe_that_is_observed_late_is_one_probe() -> None:
     made = planner(probe_every=5)
     feed(made, torch.full((BATCH, DRAFT_LEN), 0.01), 0, 40)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import log_prefix_sum
 from ..reference import CALIBRATION_CELLS, Q_MAX, UNIT
@@ -22,6 +22,21 @@ class Calibration(Protocol):
     def table(self) -> Tensor:
         """Argument ``calibration`` of ``select_and_pack``, int32 [D, 65]."""
         ...
+
+
+def fit_of(calibration: Calibration | None) -> dict[str, Any]:
+    """What a calibration that is a ``torch.nn.Module`` has learned, as plain Python values; of others nothing."""
+    fit = calibration.state_dict() if isinstance(calibration, nn.Module) else {}
+    return {name: values.tolist() for name, values in fit.items()}
+
+
+def restore_fit(calibration: Calibration | None, fit: dict[str, Any]) -> bool:
+    """Restore what `fit_of` returned; whether there was anything to restore."""
+    if not fit or not isinstance(calibration, nn.Module):
+        return False
+    known = calibration.state_dict()
+    calibration.load_state_dict({name: torch.tensor(v, dtype=known[name].dtype) for name, v in fit.items()})
+    return True
 
 
 def grid(device: torch.device | None = None) -> Tensor:

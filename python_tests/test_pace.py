@@ -1,0 +1,139 @@
+"""Steps that are timed correct what the cost table says of drafting and plain decoding."""
+
+from __future__ import annotations
+
+import random
+from statistics import median
+
+import pytest
+
+from dcut_kernels.expectation import Expectation
+from dcut_kernels.gate import PROBES, Gate
+from dcut_kernels.pace import FORGET, SOONEST, TRIAL, TRIALS, WINDOW, Pace
+
+TOKENS = 1.9  # that a drafted step of a request commits
+
+
+def run(pace: Pace, drafted: bool, ratios: list[float]) -> list[bool]:
+    return [pace.add(drafted, ratio) for ratio in ratios]
+
+
+def trial(pace: Pace, plain: float, drafted: float, gain: float = 1.0) -> None:
+    """As many drafted steps as it takes, and a trial; the first steps of each kind are slow."""
+    run(pace, True, [50.0])
+    while not pace.tries(gain):
+        assert run(pace, True, [drafted]) == [False]
+    assert run(pace, False, [50.0] + [plain] * (TRIAL - 1)) == [False] * (TRIAL - 1) + [True]
+    assert not pace.tries(gain)
+
+
+def test_trials_and_the_table_vote() -> None:
+    pace, votes = Pace(0.01), [1.0]
+    assert pace.correction() == 1.0
+    for plain, drafted in ((0.9, 1.0), (0.8, 1.0), (1.6, 2.0), (2.4, 3.0), (6.0, 5.0)):
+        trial(pace, plain, drafted)
+        votes.append(plain / drafted)
+        assert pace.correction() == pytest.approx(median(votes))
+    for _ in range(TRIALS):
+        trial(pace, 10.0, 1.0)
+    assert list(pace.ratios) == [10.0] * TRIALS
+    assert pace.correction() == 2.0
+    assert Pace(0.01, [0.1, 0.1]).correction() == 0.5
+
+
+def test_a_trial_is_compared_with_the_last_steps_before_it() -> None:
+    pace = Pace(0.01)
+    run(pace, True, [7.0] * 50 + [1.0] * WINDOW)
+    assert pace.tries(1.0)
+    run(pace, False, [9.0, 0.5, 0.7, 0.9, 100.0])  # the first does not count
+    assert list(pace.ratios) == pytest.approx([0.8])
+    run(pace, False, [1.0])  # no trial
+    run(pace, True, [1.0] * SOONEST)
+    assert pace.tries(1.0)
+
+
+def test_drafted_steps_before_plain_ones_are_forgotten() -> None:
+    pace = Pace(0.01)
+    run(pace, True, [9.0] * (SOONEST - 4))
+    run(pace, False, [1.0] * 9)
+    run(pace, True, [1.0] * 4)
+    assert pace.tries(1.0)
+    run(pace, False, [1.0] * TRIAL)
+    assert list(pace.ratios) == [1.0]
+
+
+@pytest.mark.parametrize(("gain", "steps"), [(1.001, SOONEST), (1.04, 20), (1.25, 100), (2.0, 250)])
+def test_trials_are_as_frequent_as_they_are_cheap(gain: float, steps: int) -> None:
+    """What five plain steps take longer for their tokens may be a hundredth of the time between trials."""
+    pace = Pace(0.01)
+    for _ in range(2):
+        run(pace, True, [1.0] * (steps - 1))
+        assert not pace.tries(gain)
+        run(pace, True, [1.0, 1.0])
+        assert pace.tries(gain)
+        run(pace, False, [1.0] * TRIAL)
+
+
+def test_a_trial_that_began_ends() -> None:
+    pace = Pace(0.01)
+    run(pace, True, [1.0] * SOONEST)
+    assert pace.tries(1.0)
+    run(pace, False, [1.0])
+    assert pace.tries(5.0)
+
+
+def test_while_nothing_is_drafted_trials_are_forgotten() -> None:
+    pace = Pace(0.01, [0.8, 0.9])
+    assert run(pace, False, [1.0] * FORGET) == [False] * (FORGET - 1) + [True]
+    assert list(pace.ratios) == [0.9]
+    run(pace, False, [1.0] * (FORGET - 1))
+    run(pace, True, [1.0])
+    assert not any(run(pace, False, [1.0] * (FORGET - 1)))
+    assert run(pace, False, [1.0]) == [True]
+    assert not any(run(pace, False, [1.0] * 2 * FORGET))
+
+
+def decode(table_gain: float, true_gain: float, seed: int, steps: int = 1000) -> tuple[float, float]:
+    """Drafting gains other than by the table: speed, the better way's is 1, and share of drafted steps in the end."""
+    gate, rng = Gate(1, 256, 0.05), random.Random(seed)
+    gate.expectation = Expectation(draft_len=1, curve=[1.0, TOKENS], promised=1.0, kept=1.0, seen=1e9, judged=1e9)
+    time = tokens = late = 0.0
+    for step in range(steps):
+        drafts, probes = gate.choose(1, [2], [TOKENS / table_gain], plain=1.0)
+        took, priced = (TOKENS / true_gain, TOKENS / table_gain) if drafts else (1.0, 1.0)
+        if not probes:
+            gate.time(drafts, took / priced * rng.lognormvariate(0, 0.1))
+        time, tokens = time + took, tokens + (TOKENS if drafts else 1.0)
+        late += drafts and step >= steps // 2
+    return tokens / time / max(1.0, true_gain), 2 * late / steps
+
+
+@pytest.mark.parametrize("true_gain", [0.8, 0.9, 0.95, 1.0, 1.1, 1.25, 1.6])
+@pytest.mark.parametrize("error", [1.0, 1.1, 1.2])
+def test_the_faster_way_wins_where_the_table_is_too_kind_to_drafting(error: float, true_gain: float) -> None:
+    speeds, shares = zip(*(decode(error * true_gain, true_gain, seed) for seed in range(5)), strict=True)
+    assert median(speeds) > 0.97
+    assert min(speeds) > 0.95
+    if not 0.94 < true_gain < 1.2:  # otherwise both ways will do
+        assert (median(shares) > 0.5) == (true_gain > 1)
+
+
+def test_the_gate_uses_a_trial_at_once_and_keeps_it() -> None:
+    gate = Gate(1, 256, 0.05)
+    gate.expectation = Expectation(draft_len=1, curve=[1.0, TOKENS], promised=1.0, kept=1.0, seen=1e9, judged=1e9)
+    call = (1, [2], [TOKENS / 1.1], 1.0)
+    while (choice := gate.choose(*call)) == (True, False):
+        gate.time(True, 1.0)
+    assert choice == (False, False)  # a trial is no probe
+    for _ in range(TRIAL):
+        assert gate.choose(*call) == (False, False)
+        assert gate.idle == 0
+        gate.time(False, 0.8)
+    assert gate.choose(*call) == (False, False)
+    assert gate.idle == 1
+    restored = Gate(1, 256, 0.05)
+    restored.restore(gate.state())
+    assert restored.state() == gate.state()
+    assert list(restored.pace.ratios) == pytest.approx([0.8])
+    assert not restored.pays(*call)
+    assert restored.pace.share == PROBES
