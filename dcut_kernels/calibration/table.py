@@ -26,7 +26,7 @@ class Calibration(Protocol):
 
 def fit_of(calibration: Calibration | None) -> dict[str, Any]:
     """What a calibration that is a ``torch.nn.Module`` has learned, as plain Python values; of others nothing."""
-    fit = calibration.state_dict() if isinstance(calibration, nn.Module) else {}
+    fit: dict[str, Tensor] = calibration.state_dict() if isinstance(calibration, nn.Module) else {}
     return {name: values.tolist() for name, values in fit.items()}
 
 
