@@ -69,7 +69,10 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         "and full always run "
         f"(default {' '.join(LIVE['policy'])})",
     )  # fmt: skip
-    live.add_argument("--tokens", type=int, metavar="N", help=f"tokens of each text (default {LIVE['tokens']})")
+    live.add_argument(
+        "--tokens", type=int, metavar="N",
+        help=f"most tokens of a text (default {LIVE['tokens']}); without --prompt texts differ, from half as many on",
+    )  # fmt: skip
     live.add_argument("--rounds", type=int, metavar="N", help=f"turns of each policy (default {LIVE['rounds']})")
     live.add_argument("--prompt", metavar="TEXT", help="decode this one text and show each step; --policy default dcut")
     live.add_argument("--pair", type=Path, metavar="DIR", help="drafter and target (default examples/tiny_pair)")

@@ -10,7 +10,8 @@ from .pace import SOONEST, Pace
 
 LEAD = 1.02  # of the other way over the present one, before it takes its place: what is learned is noisy
 DOUBT = 0.5  # of what a request's step promises: its deviation; drafting has the benefit of it
-PROBES = 0.01  # of the speed, that probes and trials may cost: so there are more where both ways are close
+SETTLING = 0.5  # plain steps' worth of time that a change of the way costs: each leaves the other's data in the caches
+PROBES = 0.005  # of the speed, that probes and trials may cost: so there are more where both ways are close
 
 
 class Gate:
@@ -71,7 +72,7 @@ class Gate:
             rate, cost = self.expectation.best(rows, budgets, costs)
             self._best[rows] = rate * plain / rows * self.pace.correction(), cost / plain
         gain, plain_steps = self._best[rows]
-        self._every = min(self.probe_every, max(SOONEST, (1 - gain) * plain_steps / PROBES))
+        self._every = min(self.probe_every, max(SOONEST, ((1 - gain) * plain_steps + SETTLING) / PROBES))
         gain *= 1 + DOUBT / self.expectation.seen**0.5
         self._gain = gain
         lead = 1.0 if self.drafting is None else 1 / LEAD if self.drafting else LEAD

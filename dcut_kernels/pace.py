@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from statistics import median
 
 SOONEST = 16  # drafted steps from one trial to the next, and plain steps from one probe to the next
-TRIAL = 5  # plain steps of a trial; the first one finds the caches of drafted ones
-WINDOW = 8  # drafted steps before a trial that it is compared with
+SETTLE, TRIAL = 5, 10  # of so many plain steps after drafted ones, the first ones do not count: they find other caches
+WINDOW = 16  # drafted steps before them that they are compared with
 TRIALS = 8  # that count
 FORGET = 512  # plain steps after which one trial less does: a machine does not stay as it was
 
 
 class Pace:
-    """Compares plain steps with drafted ones, each by its time over its cost in the table.
+    """Compares plain steps with the drafted ones before them, each by its time over its cost in the table.
 
-    It does so only while drafting pays: a few plain steps then cost little, and next to nothing where both ways are
-    close.
+    Plain steps come by themselves when drafting stops to pay.  While it pays, there are trials: a few plain steps now
+    and then, which cost little where both ways are close.
 
     Parameters
     ----------
     share : float
-        Of the speed, that trials may cost.
+        Of the speed, that trials may cost once `TRIALS` are known; before, they come sooner.
     ratios : sequence of float
         Of trials: how much longer plain steps took than drafted ones.
     """
@@ -33,9 +33,9 @@ class Pace:
         self._drafted: deque[float] = deque(maxlen=WINDOW)
         self._plain: list[float] = []
         self._last: bool | None = None
-        self._trying = False
+        self._run = 0  # steps of the last kind in a row
         self._since = 0  # drafted steps since the last trial
-        self._idle = 0  # plain steps since the last drafted one
+        self._trying = False
 
     def correction(self) -> float:
         """Factor of the gain of drafting, from 0.5 to 2: the median of trials and of the table's 1."""
@@ -43,8 +43,8 @@ class Pace:
 
     def tries(self, gain: float) -> bool:
         """Whether the coming step is to be plain and timed, although drafting has such a gain over it."""
-        lost = TRIAL * (1 - 1 / gain)  # steps' worth of time
-        self._trying |= self._since >= max(SOONEST, lost / self.share)
+        lost = TRIAL * (1 - 1 / gain) + 1  # steps' worth of time; the first drafted step after it is slow
+        self._trying |= self._since >= max(SOONEST, lost / self.share * len(self.ratios) / TRIALS)
         return self._trying
 
     def add(self, drafted: bool, ratio: float) -> bool:
@@ -57,27 +57,25 @@ class Pace:
         ratio : float
             Its time over its cost.
         """
-        first, self._last = drafted != self._last, drafted
+        self._run, self._last = self._run + 1 if drafted == self._last else 1, drafted
         if drafted:
-            self._since, self._idle = self._since + 1, 0
-            self._drafted.extend([] if first else [ratio])
+            self._since += 1
+            self._plain.clear()
+            self._drafted.extend([ratio] if self._run > 1 else [])
             return False
-        if self._trying:
-            self._plain.extend([] if first else [ratio])
-            return self._finish() if len(self._plain) >= TRIAL - 1 else False
-        self._idle += 1
-        self._drafted.clear()
-        forgets = self._idle % FORGET == 0 and len(self.ratios) > 0
+        self._plain.extend([ratio] if SETTLE < self._run <= TRIAL else [])
+        if self._run == TRIAL:
+            return self._finish()
+        forgets = self._run % FORGET == 0 and len(self.ratios) > 0
         if forgets:
             self.ratios.popleft()
         return forgets
 
     def _finish(self) -> bool:
-        """End a trial."""
-        known = len(self._drafted) > 0
+        """Compare, if there were as many drafted steps."""
+        known = len(self._drafted) >= len(self._plain)
         if known:
             self.ratios.append(median(self._plain) / median(self._drafted))
-        self._plain.clear()
         self._drafted.clear()
         self._trying, self._since = False, 0
         return known

@@ -66,11 +66,11 @@ class Planner:
     latency_ms : float, optional
         Buckets of costlier steps are disabled; the cheapest bucket stays.
     min_gain : float
-        How much more tokens per time than plain decoding drafting has to promise.  Step costs do not show all: texts
-        that are drafted end one by one, which leaves batches less full.
+        How much more tokens per time than plain decoding drafting has to promise.  Step costs do not show all: a text
+        whose prompt is read takes part in a step and is not drafted.
     probe_every : int
         Where plain decoding wins, draft one of so many steps all the same, to see whether it still does; more often
-        where that costs at most 1% of the speed.
+        where that costs at most half a percent of the speed.
     capacity : int, optional
         Of the packed buffers, for each batch; by default every draft fits.
     ids : torch.dtype
@@ -120,7 +120,7 @@ class Planner:
         floor_every: int = 0,
         priorities: bool = False,
         latency_ms: float | None = None,
-        min_gain: float = 0.08,
+        min_gain: float = 0.05,
         probe_every: int = 256,
         capacity: int | None = None,
         ids: torch.dtype = torch.int64,
@@ -374,8 +374,8 @@ class Planner:
     def timed(self, batch: int, tokens: int, drafted: bool, milliseconds: float) -> None:
         """Say how long a step took, so that `should_draft` knows what both ways cost now, and not only when measured.
 
-        From the first call on, a few steps are plain although drafting pays, so often that they cost at most 1% of the
-        speed.  Ranks that decide each for itself must not call it: their clocks differ.
+        From the first call on, ten steps now and then are plain although drafting pays.  Ranks that decide each for
+        itself must not call it: their clocks differ.
 
         Parameters
         ----------

@@ -118,6 +118,19 @@ def test_a_request_owns_the_blocks_of_its_last_drafts():
     assert scheduler.blocks_of(Request([5] * 8, 10)) == 3
 
 
+def test_requests_can_leave_unfinished(pair, prompts):
+    engine = Engine(*pair, "full", max_batch=2)
+    requests = engine.submit(prompts[:4], 20)
+    for _ in range(3):
+        engine.step()
+    engine.scheduler.clear()
+    assert not engine.scheduler.waiting
+    assert not engine.scheduler.running
+    assert sorted(engine.scheduler.free) == list(range(2 * engine.row_blocks))
+    assert [request.blocks for request in requests] == [[]] * 4
+    assert engine.generate(prompts[:2], 20) == Engine(*pair, "ar", max_batch=2).generate(prompts[:2], 20)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("concurrency", "count"), [(1, 64), (4, 64), (8, 64), (16, 64), (32, 256), (64, 256)])
 def test_every_policy_writes_the_text_of_plain_decoding(pair, prompts, plain, concurrency, count, temperature):

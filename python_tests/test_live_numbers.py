@@ -45,7 +45,10 @@ STEPS = [
 
 
 def turn(seconds, tokens, policy="dcut"):
-    return Turn(policy, STEPS, [[1] * tokens, [2]], seconds)
+    """One in which the first step commits so many tokens, and the last one more."""
+    first, *between, last = STEPS
+    steps = [first._replace(tokens=tokens), *between, last._replace(tokens=1)]
+    return Turn(policy, steps, [[1], [2]], seconds)
 
 
 def test_counts_leave_out_prompts():
@@ -95,6 +98,9 @@ def test_kept_depths():
     depths = report.kept_depths(turn(1, 1))
     shown = [[None if math.isnan(depth) else depth for depth in row] for row in depths]
     assert shown == [[None, 3, 2, None, None], [None, 1, 0, 1, None]]
+    alone = Turn("dcut", STEPS, [[1]], 1)  # the other request is one beside the last ones
+    assert report.kept_depths(alone)[0][1:3] == [3, 2]
+    assert len(report.kept_depths(alone)) == 1
 
 
 def test_policies_take_turns(monkeypatch):
@@ -103,22 +109,30 @@ def test_policies_take_turns(monkeypatch):
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock["now"])
 
     class Texts:
-        """An engine that takes so many steps for its texts."""
+        """An engine that takes so many steps for its texts, two at a time; texts behind them never end."""
 
         def __init__(self, name, steps):
             self.name, self.steps = name, steps
+            self.scheduler = SimpleNamespace(waiting=[], clear=self.clear)
+            self.clear()
 
-        def submit(self, prompts, max_tokens):
-            self.left = self.steps
-            self.requests = [SimpleNamespace(output=[max_tokens], finished=False) for _ in prompts]
-            return self.requests
+        def clear(self):
+            self.left, self.running = self.steps, []
+            self.scheduler.waiting.clear()
+
+        def request(self, prompt, max_tokens, seed):
+            assert prompt == [[1], [2]][seed % 2]
+            return SimpleNamespace(output=[max_tokens], finished=False, seed=seed)
 
         def step(self):
             clock["now"] += measure.SLICE * {"ar": 0.6, "full": 10, "dcut": 100}[self.name]
             order.append(self.name)
+            assert self.scheduler.waiting  # texts that take the place of those that end
+            self.running += self.scheduler.waiting
+            self.scheduler.waiting.clear()
             self.left -= 1
-            for request in self.requests:
-                request.finished = self.left == 0
+            for request in self.running:
+                request.finished = self.left == 0 and request.seed < 2
             return STEPS[0]
 
     seen = []
@@ -131,12 +145,21 @@ def test_policies_take_turns(monkeypatch):
         assert half[7] == "ar"
     assert order[:8] != order[8:]
     assert seen == [(name, STEPS[0]) for name in order]
-    assert [(t.policy, t.steps, t.texts) for t in turns["dcut"]] == [("dcut", [STEPS[0]] * 2, [[5], [5]])] * 2
+    texts = [[n] for n in measure.lengths(5, 2)]
+    assert [(t.policy, t.steps, t.texts) for t in turns["dcut"]] == [("dcut", [STEPS[0]] * 2, texts)] * 2
+    assert all((engine.running, engine.scheduler.waiting) == ([], []) for engine in engines.values())
     assert {name: [t.seconds for t in mine] for name, mine in turns.items()} == {
         "ar": [pytest.approx(5 * 0.6 * measure.SLICE)] * 2,
         "full": [pytest.approx(10 * measure.SLICE)] * 2,
         "dcut": [pytest.approx(200 * measure.SLICE)] * 2,
     }
+
+
+def test_texts_differ_in_length():
+    assert measure.lengths(96, 8) == measure.lengths(96, 64)[:8]
+    assert len(set(measure.lengths(96, 64))) > 30
+    assert (min(measure.lengths(96, 999)), max(measure.lengths(96, 999))) == (48, 96)
+    assert set(measure.lengths(3, 99)) == {2, 3}
 
 
 def test_what_is_measured():

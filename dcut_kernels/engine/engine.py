@@ -127,17 +127,18 @@ class Engine:
         if self.planner and len(self.drafted):
             self.planner.observe(self.scheduler.running, batch, drafts.draft_lens.tolist(), accepted)
         times.append(time.perf_counter())
+        keep_lens, (bucket, _, verified, _) = batch.keep_lens.tolist(), batch.decision.tolist()
         if self.planner and self.policy.auto and not self.planner.probing:
-            self._time(self.planner, drafts, batch, 1000 * (times[-1] - times[0]))
+            self._time(self.planner, keep_lens, verified, 1000 * (times[-1] - times[0]))
         update, draft, choose, verify, commit = (b - a for a, b in pairwise(times))
         return Step(
             requests=self.scheduler.running,
             drafts=drafts,
-            keep_lens=batch.keep_lens.tolist(),
+            keep_lens=keep_lens,
             accepted=accepted,
             tokens=committed,
-            verified=int(batch.decision[2]),
-            bucket=int(batch.decision[0]),
+            verified=verified,
+            bucket=bucket,
             seconds={"draft": draft, "select": choose, "verify": verify, "rest": update + commit},
         )
 
@@ -182,11 +183,11 @@ class Engine:
             rows = rows[:: -(-len(rows) // PROBED)]
         return [n if row in rows else 0 for row, n in enumerate(left)]
 
-    def _time(self, planner: Planner, drafts: Drafts, batch: VerifyBatch, milliseconds: float) -> None:
-        """Tell the planner how long a step took in which no prompt was read, if all rows drafted or none did."""
-        rows, drafted = len(drafts.base_lens), len(self.drafted)
-        if drafted in (0, rows) and bool((drafts.base_lens == 1).all()):
-            planner.timed(rows, int(batch.decision[2]), drafted > 0, milliseconds)
+    def _time(self, planner: Planner, keep_lens: list[int], verified: int, milliseconds: float) -> None:
+        """Tell the planner how long a step took, if no prompt was read and all rows drafted or none did."""
+        rows, drafted = len(keep_lens), len(self.drafted)
+        if verified == rows + sum(keep_lens) and drafted in (0, rows):
+            planner.timed(rows, verified, drafted > 0, milliseconds)
 
     def _draft(self, bonus_ids: Tensor, seq_lens: Tensor, block_table: Tensor) -> tuple[Tensor, Tensor]:
         """Draft every given row: confidence [n, D] and draft tokens [n, D]."""

@@ -71,3 +71,10 @@ class Scheduler:
             request = self.waiting.popleft()
             request.blocks = [self.free.pop() for _ in range(needed)]
             self.running.append(request)
+
+    def clear(self) -> None:
+        """Let all requests leave, whether finished or not."""
+        self.waiting.clear()
+        for request in self.running:
+            request.finished = True
+        self.update()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ...cost import CostTable
 from ...cost._values import powers_up_to
 from ...engine import Engine, Step, profile
+from ...engine.requests import Request
 from ...models import Drafter, Target
 
 DEPTHS = (0, 1, 2, 3, 7)  # measured besides the whole draft
@@ -20,7 +21,7 @@ SLICE = 0.1  # seconds of a policy before the next one's turn: most steps find t
 
 
 class Turn(NamedTuple):
-    """All prompts of a concurrency decoded once with one policy."""
+    """All prompts of a concurrency decoded once with one policy, and others beside the last ones."""
 
     policy: str
     steps: list[Step]
@@ -29,8 +30,8 @@ class Turn(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Tokens per second, prompts included in the time."""
-        return sum(map(len, self.texts)) / self.seconds
+        """Tokens per second, prompts included in the time, and all tokens."""
+        return sum(step.tokens for step in self.steps) / self.seconds
 
 
 def prompts_of(concurrency: int, most: int) -> int:
@@ -60,6 +61,20 @@ def measure_costs(
     return profile(engine, batches, depths, REPEATS, on_step)
 
 
+def lengths(max_tokens: int, count: int) -> list[int]:
+    """Tokens of texts, from half of the most: as in serving, they do not all end in the same step."""
+    draw = random.Random(0)
+    return [draw.randint(-(-max_tokens // 2), max_tokens) for _ in range(count)]
+
+
+def join(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, first: int = 0) -> list[Request]:
+    """Add a request for each prompt, with seeds from `first` on."""
+    given = enumerate(zip(prompts, lengths(max_tokens, len(prompts)), strict=True), first)
+    requests = [engine.request(list(prompt), length, seed) for seed, (prompt, length) in given]
+    engine.scheduler.waiting.extend(requests)
+    return requests
+
+
 def take_turns(
     engines: dict[str, Engine],
     prompts: Sequence[Sequence[int]],
@@ -69,6 +84,8 @@ def take_turns(
 ) -> dict[str, list[Turn]]:
     """Decode all prompts with every policy, a few steps each in turn: what disturbs the machine hits all alike.
 
+    Until the last text ends, texts that end make room for others: the batch stays full, as in serving.
+
     Parameters
     ----------
     engines : dict
@@ -76,7 +93,7 @@ def take_turns(
     prompts : sequence of token sequences
         What to decode.
     max_tokens, rounds : int
-        Tokens of a text; how often everything is decoded.
+        Most tokens of a text, see `lengths`; how often everything is decoded.
     on_step : callable
         Called after each step with the policy and the step.
 
@@ -100,7 +117,7 @@ def _round(
     order: random.Random,
     on_step: Callable[[str, Step], None],
 ) -> dict[str, Turn]:
-    requests = {policy: engine.submit(prompts, max_tokens) for policy, engine in engines.items()}
+    requests = {policy: join(engine, prompts, max_tokens) for policy, engine in engines.items()}
     steps: dict[str, list[Step]] = {policy: [] for policy in engines}
     seconds = dict.fromkeys(engines, 0.0)
 
@@ -111,14 +128,18 @@ def _round(
     while running:
         order.shuffle(running)  # what a policy leaves in the caches hits all alike
         for policy in running:
-            until = seconds[policy] + SLICE
+            engine, until = engines[policy], seconds[policy] + SLICE
             while seconds[policy] < until and decodes(policy):
+                if not engine.scheduler.waiting:
+                    join(engine, prompts, max_tokens, len(prompts))
                 start = time.perf_counter()
-                step = engines[policy].step()
+                step = engine.step()
                 seconds[policy] += time.perf_counter() - start
                 steps[policy].append(step)
                 on_step(policy, step)
         running = list(filter(decodes, running))
+    for engine in engines.values():
+        engine.scheduler.clear()
     return {
         policy: Turn(policy, steps[policy], [request.output for request in requests[policy]], seconds[policy])
         for policy in engines

@@ -102,7 +102,7 @@ def kept_depths(turn: Turn) -> list[list[float]]:
     depths = [[float("nan")] * len(turn.steps) for _ in turn.texts]
     for number, step in enumerate(turn.steps):
         for request, keep, drafts in zip(step.requests, step.keep_lens, step.drafts.draft_lens.tolist(), strict=True):
-            if drafts:
+            if drafts and request.seed < len(depths):  # not one of those beside the last ones
                 depths[request.seed][number] = keep
     return depths
 

@@ -21,7 +21,7 @@ from ..compare import Comparison, compare
 from ..report import count
 from ..terminal import environment, make_console, progress_bar
 from . import draw, plots, report, stream
-from .measure import Turn, measure_costs, prompts_of, take_turns
+from .measure import Turn, lengths, measure_costs, prompts_of, take_turns
 
 COSTS = "step_costs.json"
 MORE = "Try --prompt 'def main' (watch one text grow) or --replay (recorded drafts of other models); see --help."
@@ -129,8 +129,9 @@ def run_policies(console: Console, pair: Pair, args: argparse.Namespace) -> bool
         rows += (table := table_rows(pair.target, chosen, turns, concurrency))
         if concurrency == max(args.concurrency) and "dcut" in turns:
             heat_map = turns["dcut"][0]
-        title = f"{count(concurrency, 'request')} at a time, {count(len(chosen), 'text')} of {args.tokens} tokens"
-        console.print(draw.policy_table(table, f"{title}, {count(args.rounds, 'round')}", console.options.ascii_only))
+        texts = f"{count(len(chosen), 'text')} of {-(-args.tokens // 2)} to {args.tokens} tokens"
+        title = f"{count(concurrency, 'request')} at a time, {texts}, {count(args.rounds, 'round')}"
+        console.print(draw.policy_table(table, title, console.options.ascii_only))
         console.print()
     console.print(draw.COLUMNS)
     for sentence in report.closing_sentences(rows):
@@ -148,13 +149,14 @@ def turns_with_progress(
 ) -> dict[str, list[Turn]]:
     """Take turns, with a progress bar that counts tokens."""
     with progress_bar(console) as progress:
-        task = progress.add_task("", total=args.rounds * len(engines) * len(prompts) * args.tokens)
+        total = args.rounds * len(engines) * sum(lengths(args.tokens, len(prompts)))
+        task = progress.add_task("", total=total)
 
         def advance(policy: str, step: Step) -> None:
             progress.update(task, advance=step.tokens, description=f"{concurrency:>3} {policy:<12}")
 
         turns = take_turns(engines, prompts, args.tokens, args.rounds, advance)
-        tokens = sum(len(text) for mine in turns.values() for turn in mine for text in turn.texts)
+        tokens = sum(step.tokens for mine in turns.values() for turn in mine for step in turn.steps)
         progress.update(task, total=tokens, description=f"{concurrency:>3} {'decoded':<12}")
     return turns
 
