@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from . import ops
+from .calibration import Calibration
 from .carried import INT32_MAX
 from .cost import CostTable
 from .cost._values import integer, number, require
@@ -52,8 +55,20 @@ def check_timed(batch: int, max_batch: int, tokens: int, milliseconds: float) ->
     return batch
 
 
-def check_call(confidence: Tensor, draft_len: int, options: Mapping[str, Any], own: set[str]) -> None:
+def check_backend(backend: ops.Backend | None, ids: torch.dtype, calibration: Calibration | None) -> None:
+    """More arguments of `Planner`."""
+    known = backend is None or isinstance(backend, ops.Backend)
+    require("backend", known, "a Backend of backends.get", repr(backend))
+    require("ids", ids in (torch.int32, torch.int64), "torch.int32 or torch.int64", ids)
+    compiles = calibration is None or callable(getattr(calibration, "table", None))
+    require("calibration", compiles, "an object with a method table", repr(calibration))
+
+
+def check_call(
+    confidence: Tensor, draft_ids: Tensor, ids: torch.dtype, draft_len: int, options: Mapping[str, Any], own: set[str]
+) -> None:
     """Arguments of `Planner.select`; `own` are the options that the planner sets."""
+    require("draft_ids", draft_ids.dtype == ids, f"{ids} (ids of the planner)", draft_ids.dtype)
     if confidence.dim() == 2:
         columns = confidence.shape[1]
         require("confidence", columns == draft_len, f"{draft_len} columns (draft_len)", columns)

@@ -44,7 +44,7 @@ class Pace:
     def tries(self, gain: float) -> bool:
         """Whether the coming step is to be plain and timed, although drafting has such a gain over it."""
         lost = TRIAL * (1 - 1 / gain) + 1  # steps' worth of time; the first drafted step after it is slow
-        self._trying |= self._since >= max(SOONEST, lost / self.share * len(self.ratios) / TRIALS)
+        self._trying |= self._since >= max(SOONEST, lost / self.share * (len(self.ratios) + 1) / (TRIALS + 1))
         return self._trying
 
     def add(self, drafted: bool, ratio: float) -> bool:

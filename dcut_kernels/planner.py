@@ -14,6 +14,7 @@ from . import ops
 from ._planner_checks import (
     OWN,
     check_accepted,
+    check_backend,
     check_call,
     check_drafts,
     check_options,
@@ -29,6 +30,7 @@ from .calibration import Calibration
 from .calibration.table import fit_of, restore_fit
 from .carried import INT32_MAX, CarriedBudget, NextBudget
 from .cost import CostTable
+from .cost._values import integer
 from .gate import Gate
 from .lossless import ConfidenceSource, DrafterKind, DraftSampling, Policy, Score, require_lossless
 from .metrics import UNIT, Metrics, RequestStats
@@ -132,6 +134,7 @@ class Planner:
     ) -> None:
         kind: Policy = policy
         check_options(table, draft_len, policy, floor, floor_every, min_gain, probe_every, capacity, authority, agree)
+        check_backend(backend, ids, calibration)
         require_lossless(
             draft_sampling=draft_sampling, confidence_source=confidence_source, score=score, policy=kind,
             drafter=drafter, allow_biased=allow_biased,
@@ -222,10 +225,10 @@ class Planner:
             Tokens of the step that are no drafts, by default one a row.  Under "history" the budget of the last step
             grows and shrinks with them, where buckets follow the batch; numbers of tokens stay what they are.
         """
-        check_rows(len(requests), self.max_batch)
+        rows = check_rows(len(requests), self.max_batch)
+        base_tokens = rows if base_tokens is None else integer("base_tokens", base_tokens, 0)
         self._steps += 1
         follows = self.table.rule.follows_batch and not self._agrees
-        base_tokens = len(requests) if base_tokens is None else base_tokens
         self._carried.begin(base_tokens if follows else None)
         if self._ranks is not None and self._agrees:
             self._ranks.finish(self.next_budget)
@@ -265,7 +268,7 @@ class Planner:
         batch = check_rows(len(bonus_ids), self.max_batch)
         own = {"min_keep": self._min_keep if self.floor_every else None, "weight": self._weight}
         own = {name: values[:batch] for name, values in own.items() if values is not None}
-        check_call(confidence, self.draft_len, options, OWN | set(own))
+        check_call(confidence, draft_ids, self.ids, self.draft_len, options, OWN | set(own))
         options |= own
         used = tables or self.buckets.dense
         budgets, costs, envelope, _ = used

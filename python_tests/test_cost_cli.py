@@ -125,7 +125,8 @@ def test_errors_name_argument_and_file(
         (("show", saved["good"], str(broken)), f"argument TABLE: {broken}: expected JSON, got"),
         (("show", saved["good"], saved["good"]), f"argument TABLE: expected each file once, got {saved['good']} twice"),
         (("plot", saved["good"]), "the following arguments are required: --out"),
-        (("plot", saved["good"], "--out", str(folder)), not_written),
+        (("plot", saved["good"], "--out", f"{folder}.png"), not_written.replace(str(folder), f"{folder}.png")),
+        (("plot", saved["good"], "--out", "x.pdf"), "argument --out: expected a name that ends in .png, got x.pdf"),
         (("merge", saved["good"], saved["flat"], "--out", str(missing)),
          "argument TABLE: tables: expected each batch in one table, got batch 4 in two "
          f"({saved['good']}, {saved['flat']})"),

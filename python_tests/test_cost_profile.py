@@ -179,12 +179,16 @@ def test_progress_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         ({"passes": 0}, "passes: expected an int from 1 to 2147483647, got 0"),
         ({"warm_up": -1}, "warm_up: expected an int from 0 to 2147483647, got -1"),
         ({"time_limit": 0}, "time_limit: expected seconds above 0, got 0.0"),
+        ({"run_step": 5}, "run_step: expected a callable, got 5"),
+        ({"run_step": None}, "run_step: expected a callable, got None"),
+        ({"plain": 5}, "plain: expected a callable, got 5"),
+        ({"on_progress": 5}, "on_progress: expected a callable, got 5"),
         ({"budgets": [8, 4]}, "budgets: expected strictly ascending values, got (8, 4)"),
     ],
 )
 def test_errors(options: dict[str, object], message: str) -> None:
     machine = Machine(constant)
     with pytest.raises(ValueError) as error:  # noqa: PT011
-        profile(machine.run_step, **{"batches": [1], "budgets": [4, 8], "clock": machine.clock} | options)
+        profile(**{"run_step": machine.run_step, "batches": [1], "budgets": [4, 8], "clock": machine.clock} | options)
     assert str(error.value) == message
     assert machine.calls == []

@@ -205,11 +205,11 @@ def test_timed_steps_are_compared_with_their_costs() -> None:
             break
         made.timed(batch, tokens, True, 2 * cost)
     assert not made.probing
-    for batch, cost in ((8, 4.0), (8, 4.0), (1, 3.5), (8, 4.0), (1, 3.5)):
+    for batch, cost in ((8, 4.0), (8, 4.0), (1, 3.5), (8, 4.0), (1, 3.5)) * 2:
         assert not made.should_draft(8)
         made.timed(batch, batch, False, cost / 2)
     assert list(made.gate.pace.ratios) == [0.25]
-    assert (made.metrics.plain, made.metrics.probes) == (seen[0] + 6, seen[1])
+    assert (made.metrics.plain, made.metrics.probes) == (seen[0] + 11, seen[1])
     saved = planner()
     saved.load_state_dict(made.state_dict())
     assert list(saved.gate.pace.ratios) == [0.25]
@@ -338,6 +338,10 @@ def test_another_backend() -> None:
         ({"agree": True}, "agree: expected False with policy 'argmax', got True"),
         ({"latency_ms": math.nan}, "latency_ms: expected milliseconds or None, got nan"),
         ({"latency_ms": "5"}, "latency_ms: expected a number, got '5'"),
+        ({"backend": "cpu"}, "backend: expected a Backend of backends.get, got 'cpu'"),
+        ({"ids": torch.int16}, "ids: expected torch.int32 or torch.int64, got torch.int16"),
+        ({"ids": "int64"}, "ids: expected torch.int32 or torch.int64, got int64"),
+        ({"calibration": 1.0}, "calibration: expected an object with a method table, got 1.0"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:
@@ -370,6 +374,21 @@ def test_tables_and_rows_have_to_fit() -> None:
             made.should_draft(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^confidence: expected 7 columns \(draft_len\), got 3$"):
         made.select(TOKENS[0][:, :3].contiguous(), TOKENS[1][:, :3].contiguous(), *TOKENS[2:])
+
+
+def test_ids_are_of_the_planners_dtype() -> None:
+    wrong = [TOKENS[0], *(tokens.long() for tokens in TOKENS[1:3]), TOKENS[3]]
+    with pytest.raises(ValueError, match=r"^draft_ids: expected torch.int32 \(ids of the planner\), got torch.int64$"):
+        planner().select(*wrong)
+
+
+@pytest.mark.parametrize("base_tokens", [-1, 2.5, "x", True])
+def test_base_tokens_are_a_number(base_tokens: Any) -> None:
+    made = planner(policy="history", score="shifted")
+    before = made.state_dict()
+    with pytest.raises(ValueError, match=rf"^base_tokens: expected an int from 0 to \d+, got {base_tokens!r}$"):
+        made.begin(NAMES, base_tokens)
+    assert made.state_dict() == before
 
 
 @pytest.mark.parametrize("name", ["min_keep", "weight", "budget", "calibration", "policy"])

@@ -74,6 +74,8 @@ def _show(parser: argparse.ArgumentParser, args: argparse.Namespace, tables: dic
 
 
 def _plot(parser: argparse.ArgumentParser, args: argparse.Namespace, tables: dict[Path, CostTable]) -> None:
+    if args.out.suffix.lower() != ".png":
+        parser.error(f"argument --out: expected a name that ends in .png, got {args.out}")
     try:
         figure = plot({path.stem: table for path, table in tables.items()})
     except ValueError as error:

@@ -72,6 +72,8 @@ def profile(
     rule, batches = as_rule(budgets), batch_sizes(batches)
     repeats, passes = integer("repeats", repeats), integer("passes", passes)
     warm_up, settle = integer("warm_up", warm_up, 0), integer("settle", settle, 0)
+    for name, call in (("run_step", run_step), ("plain", plain), ("on_progress", on_progress)):
+        require(name, callable(call) or (call is None and name != "run_step"), "a callable", repr(call))
     limit = math.inf if time_limit is None else number("time_limit", time_limit)
     require("time_limit", limit > 0, "seconds above 0", limit)
     buckets = [[budget for budget in rule.budgets(batch) if budget >= batch] for batch in batches]

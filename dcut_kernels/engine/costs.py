@@ -8,7 +8,7 @@ from ..cost import AngelSlimRatios, CostTable, Fingerprint, interpolate
 from ..cost import profile as profile_steps
 from ..integration import SpeculativeEngine
 
-PASSES = 6  # over all batches: a shared machine is slow for seconds, and not alike for all kinds of steps
+PASSES = 5  # over all batches: a shared machine is slow for seconds, and not alike for all kinds of steps
 SETTLE = 5  # the first plain steps after drafted ones take up to 10% longer
 
 
