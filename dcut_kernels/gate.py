@@ -11,7 +11,9 @@ from .pace import SOONEST, Pace
 LEAD = 1.02  # of the other way over the present one, before it takes its place: what is learned is noisy
 DOUBT = 0.5  # of what a request's step promises: its deviation; drafting has the benefit of it
 SETTLING = 0.5  # plain steps' worth of time that a change of the way costs: each leaves the other's data in the caches
-PROBES = 0.005  # of the speed, that probes and trials may cost: so there are more where both ways are close
+PROBES, TRIALS = 0.005, 0.0025  # of the speed, that they may cost: so there are more where both ways are close
+ENOUGH = 32  # requests' drafted steps before anything is decided: at the start of a text, little is accepted
+PROBED = 4  # requests' steps of a probe
 
 
 class Gate:
@@ -22,7 +24,7 @@ class Gate:
     draft_len : int
         ``D``.
     probe_every : int
-        Where plain decoding wins, one of so many steps at least is drafted all the same.
+        Where plain decoding wins, most steps from one probe to the next.
     min_gain : float
         How much more than plain decoding drafting has to promise.
 
@@ -41,19 +43,20 @@ class Gate:
     def __init__(self, draft_len: int, probe_every: int, min_gain: float) -> None:
         self.expectation, self.probe_every, self.min_gain, self.idle = Expectation(draft_len), probe_every, min_gain, 0
         self.drafting: bool | None = None
-        self.pace = Pace(PROBES)
+        self.pace = Pace(TRIALS)
         self._every: float = probe_every  # steps from one probe to the next
-        self._waited = 0  # steps before a probe that is not learned yet
+        self._more = 0  # steps of the present probe that are left
+        self._share = self._stands = 1  # steps that each of them stands for, and that what is learned next does
         self._gain = 1.0  # of drafting, at the last decision
         self._best: dict[int, tuple[float, float]] = {}  # gain of drafting and its cost in plain steps, by rows
 
     def choose(self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float) -> tuple[bool, bool]:
         """Whether to draft, and whether only to see if it pays; arguments as of `pays`."""
-        if not self.expectation.curve:
+        if self.expectation.seen < ENOUGH:
             return True, True
         if self.pays(rows, budgets, costs, plain):
             return not self.pace.tries(self._gain), False
-        probe = self.probes()
+        probe = self.probes(rows)
         return probe, probe
 
     def pays(self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float) -> bool:
@@ -72,20 +75,26 @@ class Gate:
             rate, cost = self.expectation.best(rows, budgets, costs)
             self._best[rows] = rate * plain / rows * self.pace.correction(), cost / plain
         gain, plain_steps = self._best[rows]
-        self._every = min(self.probe_every, max(SOONEST, ((1 - gain) * plain_steps + SETTLING) / PROBES))
+        lost = (1 - gain) * plain_steps * _steps_of_a_probe(rows) + SETTLING
+        self._every = min(self.probe_every, max(SOONEST, lost / PROBES))
         gain *= 1 + DOUBT / self.expectation.seen**0.5
         self._gain = gain
         lead = 1.0 if self.drafting is None else 1 / LEAD if self.drafting else LEAD
         self.drafting = gain >= (1 + self.min_gain) * lead
-        self.idle = 0 if self.drafting else self.idle
+        if self.drafting:
+            self.idle = self._more = 0
         return self.drafting
 
-    def probes(self) -> bool:
+    def probes(self, rows: int) -> bool:
         """Count a step in which drafting does not pay; whether it is one to draft all the same."""
-        self.idle += 1
-        if self.idle < self._every:
-            return False
-        self.idle, self._waited = 0, self.idle
+        if self._more == 0:
+            self.idle += 1
+            if self.idle < self._every:
+                return False
+            self._more = _steps_of_a_probe(rows)
+            self._share, self.idle = max(1, self.idle // self._more), 0
+        self._more -= 1
+        self._stands = self._share
         return True
 
     def learn(
@@ -115,8 +124,8 @@ class Gate:
         committed = sum(n + 1 for n, had in zip(accepted, drafts, strict=True) if had > 0)
         gains = [gain - idle for gain in gains]
         net = None if promised is None else promised - idle
-        self.expectation.update(rows, tokens, gains, net, committed, self._waited + 1)
-        self._waited = 0
+        self.expectation.update(rows, tokens, gains, net, committed, self._stands)
+        self._stands = 1
         self.forget_rates()
 
     def time(self, drafted: bool, ratio: float) -> None:
@@ -139,6 +148,10 @@ class Gate:
 
     def restore(self, state: dict[str, Any]) -> None:
         """What `state` returned, once more."""
-        self.expectation, self.pace = Expectation(**state["expectation"]), Pace(PROBES, state["ratios"])
+        self.expectation, self.pace = Expectation(**state["expectation"]), Pace(TRIALS, state["ratios"])
         self.idle, self.drafting = state["idle"], state["drafting"]
         self.forget_rates()
+
+
+def _steps_of_a_probe(rows: int) -> int:
+    return -(-PROBED // max(1, rows))

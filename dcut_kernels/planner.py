@@ -71,8 +71,8 @@ class Planner:
         How much more tokens per time than plain decoding drafting has to promise.  Step costs do not show all: a text
         whose prompt is read takes part in a step and is not drafted.
     probe_every : int
-        Where plain decoding wins, draft one of so many steps all the same, to see whether it still does; more often
-        where that costs at most half a percent of the speed.
+        Where plain decoding wins, steps from one probe to the next, which drafts four requests' steps all the same, to
+        see whether it still does; fewer where that costs at most half a percent of the speed.
     capacity : int, optional
         Of the packed buffers, for each batch; by default every draft fits.
     ids : torch.dtype
@@ -349,8 +349,8 @@ class Planner:
     def should_draft(self, batch: int) -> bool:
         """Whether a speculative step of so many requests promises more tokens per time than plain decoding.
 
-        Without `CostTable.plain_ms` it does.  Before the first observation, and now and then where it does
-        not (see `probe_every`), the answer is yes all the same, and `probing` is set.
+        Without `CostTable.plain_ms` it does.  Before 32 requests' steps were observed, and now and then where it does not
+        (see `probe_every`), the answer is yes all the same, and `probing` is set.
 
         Parameters
         ----------

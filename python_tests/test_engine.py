@@ -354,16 +354,16 @@ DEAR = costs_of(((50.0, 70.0), (500.0, 900.0)), (1.0, 9.0))  # drafted steps, at
 
 
 def test_plain_steps_where_drafting_does_not_pay(pair, prompts):
-    """Drafting at fifty times the price of plain decoding: after a first step, only probes draft."""
+    """Drafting at fifty times the price of plain decoding: after the first steps, only probes draft."""
     engine, steps = Engine(*pair, "dcut-auto", DEAR, max_batch=4), []
     texts = engine.generate(prompts[:4], 40, on_step=steps.append)
     assert texts == Engine(*pair, "ar", max_batch=4).generate(prompts[:4], 40)
     metrics = engine.planner.metrics
-    assert metrics.steps == sum(int(step.drafts.draft_lens.max()) > 0 for step in steps) < 4
+    assert metrics.steps == sum(int(step.drafts.draft_lens.max()) > 0 for step in steps) < 12
     assert metrics.plain > 20
     cheap = Engine(*pair, "dcut-auto", costs_of(((1.0, 1.5), (10.0, 20.0)), (1.0, 10.0)), max_batch=4)
     cheap.generate(prompts[:4], 40)
-    assert (cheap.planner.metrics.plain, cheap.planner.metrics.probes) == (0, 1)  # the first step
+    assert (cheap.planner.metrics.plain, cheap.planner.metrics.probes) == (0, 8)  # the first steps
     always, steps = Engine(*pair, "dcut", DEAR, max_batch=4), []
     always.generate(prompts[:4], 40, on_step=steps.append)
     assert (always.planner.metrics.plain, always.planner.metrics.probes) == (0, 0)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dcut_kernels.expectation import PRIOR, Expectation
-from dcut_kernels.gate import DOUBT, LEAD, Gate
+from dcut_kernels.gate import DOUBT, ENOUGH, LEAD, PROBES, SETTLING, Gate
 
 
 def test_the_curve_is_a_line_through_the_gains_of_a_request() -> None:
@@ -86,9 +86,9 @@ def test_what_is_little_known_has_the_benefit_of_the_doubt(seen: int) -> None:
 
 def test_steps_before_drafting_do_not_count_towards_a_probe() -> None:
     made = gate(1.0)
-    assert [(made.pays(4, [8], [2.0], plain=1.0), made.probes()) for _ in range(4)] == [(False, False)] * 4
+    assert [(made.pays(4, [8], [2.0], plain=1.0), made.probes(4)) for _ in range(4)] == [(False, False)] * 4
     assert made.pays(8, [16], [2.0], plain=2.5)  # of other requests
-    assert [(made.pays(4, [8], [2.0], plain=1.0), made.probes()) for _ in range(5)] == [(False, False)] * 4 + [
+    assert [(made.pays(4, [8], [2.0], plain=1.0), made.probes(4)) for _ in range(5)] == [(False, False)] * 4 + [
         (False, True)
     ]
 
@@ -101,8 +101,43 @@ def test_probes_are_as_frequent_as_they_are_cheap(gain: float, every: int) -> No
     """A drafted step takes as long as three plain ones; it and the change may waste half a percent of the time."""
     made = gate(3 * gain + 1e-9, min_gain=0.5)
     made.probe_every = 600
-    assert not made.pays(1, [2], [6.0], plain=2.0)
-    assert [made.probes() for _ in range(every)] == [False] * (every - 1) + [True]
+    assert not made.pays(4, [8], [6.0], plain=2.0)
+    assert [made.probes(4) for _ in range(every)] == [False] * (every - 1) + [True]
+    assert not made.probes(4)
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(1, 4), (2, 2), (3, 2), (4, 1), (64, 1)])
+def test_a_probe_drafts_four_requests_steps(rows: int, steps: int) -> None:
+    made, budgets = gate(0.9 * 3, min_gain=0.5), [2 * rows]
+    made.probe_every = 1000
+    every = math.ceil((0.1 * 3 * steps + SETTLING) / PROBES - 1e-9)  # all of them are waste
+    for _ in range(2):
+        assert not made.pays(rows, budgets, [6.0], plain=2.0)
+        answers = [made.probes(rows) for _ in range(every + steps)]
+        assert answers == [False] * (every - 1) + [True] * steps + [False]
+        made.idle = 0
+
+
+def test_a_probe_ends_where_drafting_pays() -> None:
+    made = gate(0.9, min_gain=0.5)
+    made.probe_every = 16
+    assert not made.pays(1, [2], [1.0], plain=1.0)
+    assert [made.probes(1) for _ in range(17)] == [False] * 15 + [True, True]
+    made.expectation.curve[1] = 2.0
+    made.forget_rates()
+    assert made.pays(1, [2], [1.0], plain=1.0)
+    made.expectation.curve[1] = 1.0
+    made.forget_rates()
+    assert not made.pays(1, [2], [1.0], plain=1.0)
+    assert not made.probes(1)
+
+
+def test_nothing_is_decided_before_enough_was_seen() -> None:
+    made = gate(0.1, seen=0.0)
+    for _ in range(ENOUGH // 4):
+        assert made.choose(4, [8], [2.0], plain=1.0) == (True, True)
+        made.learn([1] * 4, [0] * 4, [8], [4.0], promised=4.0)
+    assert made.choose(4, [8], [2.0], plain=1.0) == (False, False)
 
 
 def test_what_is_learned_is_used_at_once() -> None:
@@ -127,11 +162,17 @@ def test_rows_without_drafts_take_no_part() -> None:
     assert made.expectation.kept == 2.5
 
 
-def test_probes() -> None:
-    made = Gate(1, 3, 0.0)
-    made.expectation = gate(1.5, seen=80.0).expectation
-    assert [made.probes() for _ in range(2)] == [False, False]
-    assert made.probes()
-    made.learn([1], [1], [2], [1.5], promised=1.5)
-    assert made.expectation.seen == 80 + 4  # the probe stands for the steps before it
-    assert not made.probes()
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_a_probe_stands_for_the_steps_before_it(rows: int) -> None:
+    made = Gate(1, 8, 0.0)
+    made.expectation = gate(1.5, seen=8000.0).expectation
+    made.expectation.memory = 1e6
+    assert [made.probes(rows) for _ in range(8)] == [False] * 7 + [True]
+    made.learn([1] * rows, [1] * rows, [2 * rows], [1.5 * rows], promised=1.5 * rows)
+    for _ in range(4 // rows - 1):
+        assert made.probes(rows)
+        made.learn([1] * rows, [1] * rows, [2 * rows], [1.5 * rows], promised=1.5 * rows)
+    assert made.expectation.seen == 8000 + rows * 8
+    made.learn([1] * rows, [1] * rows, [2 * rows], [1.5 * rows], promised=1.5 * rows)
+    assert made.expectation.seen == 8000 + rows * 9
+    assert not made.probes(rows)

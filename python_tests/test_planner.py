@@ -181,7 +181,7 @@ def test_no_drafting_where_plain_decoding_wins() -> None:
     made = planner(probe_every=5)
     certain, hopeless = (torch.full((BATCH, DRAFT_LEN), c) for c in (0.95, 0.01))
     assert made.should_draft(BATCH)
-    feed(made, certain, DRAFT_LEN, 3)
+    feed(made, certain, DRAFT_LEN, 4)
     assert made.should_draft(BATCH)
     feed(made, hopeless, 0, 400)
     answers = []
@@ -198,7 +198,7 @@ def test_no_drafting_where_plain_decoding_wins() -> None:
 def test_timed_steps_are_compared_with_their_costs() -> None:
     """Drafted steps take twice what the table says, plain ones half."""
     made = planner()
-    feed(made, torch.full((BATCH, DRAFT_LEN), 0.95), DRAFT_LEN, 3)
+    feed(made, torch.full((BATCH, DRAFT_LEN), 0.95), DRAFT_LEN, 4)
     seen = made.metrics.plain, made.metrics.probes
     for batch, tokens, cost in ((8, 48, 11.0), (8, 49, 14.0), (1, 8, 5.5), (1, 2, 4.0), (8, 16, 5.0)) * 100:
         if not made.should_draft(8):
@@ -450,7 +450,7 @@ def test_a_latency_budget_reaches_the_decision_to_draft() -> None:
 def test_floors_do_not_keep_the_gate_from_learning() -> None:
     cheap = CostTable((8,), ((5.0, 50.0, 60.0, 70.0),), RATIOS, plain_ms=(4.0,))
     made = planner(cheap, floor=7, floor_every=1)
-    feed(made, torch.full((BATCH, DRAFT_LEN), 0.01), 0, 3)
+    feed(made, torch.full((BATCH, DRAFT_LEN), 0.01), 0, 4)
     assert made.gate.expectation.curve != []
     assert made.gate.expectation.judged == 0  # no bucket says what so many tokens promise
     assert not made.should_draft(BATCH)
