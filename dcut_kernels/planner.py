@@ -349,8 +349,8 @@ class Planner:
     def should_draft(self, batch: int) -> bool:
         """Whether a speculative step of so many requests promises more tokens per time than plain decoding.
 
-        Without `CostTable.plain_ms` it does.  Before 32 requests' steps were observed, and now and then where it does not
-        (see `probe_every`), the answer is yes all the same, and `probing` is set.
+        Without `CostTable.plain_ms` it does.  Before 32 requests' steps were observed, and now and then where it does
+        not (see `probe_every`), the answer is yes all the same, and `probing` is set.
 
         Parameters
         ----------

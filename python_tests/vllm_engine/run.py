@@ -96,7 +96,7 @@ def run(method: str, folder: Path) -> dict[str, Any]:
     dcut.planner.select = logged = Logged(dcut.planner)
     found = {"dcut": {str(n): decode(llm, n) for n in CONCURRENCY}}
     if method == "dflash":
-        for depth in (1, 2, 3):
+        for depth in (1, 2):
             dcut.decide = lambda names, confidence, lengths, most=depth: ([min(most, n) for n in lengths], most)
             found[f"uniform-{depth}"] = {str(n): decode(llm, n) for n in CONCURRENCY[1:]}
     return found | {"logged": {"steps": logged.steps, "wrong": logged.wrong, "backend": backends.chosen()}}
