@@ -17,7 +17,7 @@ DEPTHS = (0, 1, 2, 3, 7)  # measured besides the whole draft
 REPEATS = 2  # of each pass
 FEWEST = 8  # prompts at any concurrency
 SHORTEST = 64  # of max_len: leaves the profile room for whole drafts
-SLICE = 0.25  # seconds of a policy before the next one's turn: most steps find their own data in the caches
+SLICE = 0.1  # seconds of a policy before the next one's turn: most steps find their own data in the caches
 
 
 class Turn(NamedTuple):
