@@ -56,6 +56,8 @@ class Gate:
             return True, True
         if self.pays(rows, budgets, costs, plain):
             return not self.pace.tries(self._gain), False
+        if self.pace.rest():
+            self.forget_rates()
         probe = self.probes(rows)
         return probe, probe
 

@@ -10,7 +10,7 @@ SOONEST = 16  # drafted steps from one trial to the next, and plain steps from o
 SETTLE, TRIAL = 5, 10  # of so many plain steps after drafted ones, the first ones do not count: they find other caches
 WINDOW = 16  # drafted steps before them that they are compared with
 TRIALS = 8  # that count
-FORGET = 512  # plain steps after which one trial less does: a machine does not stay as it was
+FORGET = 512  # steps in which drafting does not pay, after which one trial less counts: machines change
 
 
 class Pace:
@@ -34,6 +34,7 @@ class Pace:
         self._plain: list[float] = []
         self._last: bool | None = None
         self._run = 0  # steps of the last kind in a row
+        self._idle = 0  # steps in which drafting did not pay, since the last drafted one
         self._since = 0  # drafted steps since the last trial
         self._trying = False
 
@@ -47,6 +48,19 @@ class Pace:
         self._trying |= self._since >= max(SOONEST, lost / self.share * (len(self.ratios) + 1) / (TRIALS + 1))
         return self._trying
 
+    @property
+    def listens(self) -> bool:
+        """Whether a plain step would say anything: the first ones after drafted ones do."""
+        return self._last is True or self._run < TRIAL
+
+    def rest(self) -> bool:
+        """Count a step in which drafting does not pay; whether the correction has changed."""
+        self._idle += 1
+        forgets = self._idle % FORGET == 0 and len(self.ratios) > 0
+        if forgets:
+            self.ratios.popleft()
+        return forgets
+
     def add(self, drafted: bool, ratio: float) -> bool:
         """Count a step that was timed; whether the correction has changed.
 
@@ -59,17 +73,12 @@ class Pace:
         """
         self._run, self._last = self._run + 1 if drafted == self._last else 1, drafted
         if drafted:
-            self._since += 1
+            self._since, self._idle = self._since + 1, 0
             self._plain.clear()
             self._drafted.extend([ratio] if self._run > 1 else [])
             return False
         self._plain.extend([ratio] if SETTLE < self._run <= TRIAL else [])
-        if self._run == TRIAL:
-            return self._finish()
-        forgets = self._run % FORGET == 0 and len(self.ratios) > 0
-        if forgets:
-            self.ratios.popleft()
-        return forgets
+        return self._finish() if self._run == TRIAL else False
 
     def _finish(self) -> bool:
         """Compare, if there were as many drafted steps."""

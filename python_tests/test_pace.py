@@ -87,13 +87,32 @@ def test_a_trial_that_began_ends() -> None:
 
 def test_while_nothing_is_drafted_trials_are_forgotten() -> None:
     pace = Pace(0.01, [0.8, 0.9])
-    assert run(pace, False, [1.0] * FORGET) == [False] * (FORGET - 1) + [True]
+    assert [pace.rest() for _ in range(FORGET)] == [False] * (FORGET - 1) + [True]
     assert list(pace.ratios) == [0.9]
-    run(pace, False, [1.0] * (FORGET - 1))
-    run(pace, True, [1.0])
-    assert not any(run(pace, False, [1.0] * (FORGET - 1)))
-    assert run(pace, False, [1.0]) == [True]
-    assert not any(run(pace, False, [1.0] * 2 * FORGET))
+    assert not any(pace.rest() for _ in range(FORGET - 1))
+    pace.add(True, 1.0)
+    assert [pace.rest() for _ in range(FORGET)] == [False] * (FORGET - 1) + [True]
+    assert not any(pace.rest() for _ in range(2 * FORGET))
+
+
+def test_plain_steps_in_a_long_row_say_nothing() -> None:
+    pace = Pace(0.01)
+    for _ in range(2):
+        for _ in range(TRIAL):
+            assert pace.listens
+            pace.add(False, 1.0)
+        assert not pace.listens
+        pace.add(False, 1.0)
+        assert not pace.listens
+        run(pace, True, [1.0] * (2 * TRIAL))
+
+
+def test_the_gate_forgets_too() -> None:
+    gate = Gate(1, 10**6, 0.05)
+    gate.expectation = Expectation(draft_len=1, curve=[1.0, TOKENS], promised=1.0, kept=1.0, seen=1e9, judged=1e9)
+    gate.pace.ratios.append(0.5)
+    answers = [gate.choose(1, [2], [TOKENS / 1.1], 1.0) for _ in range(FORGET + 1)]
+    assert [drafts and not probes for drafts, probes in answers] == [False] * FORGET + [True]
 
 
 def decode(table_gain: float, true_gain: float, seed: int, steps: int = 1000) -> tuple[float, float]:

@@ -128,7 +128,7 @@ class Engine:
             self.planner.observe(self.scheduler.running, batch, drafts.draft_lens.tolist(), accepted)
         times.append(time.perf_counter())
         keep_lens, (bucket, _, verified, _) = batch.keep_lens.tolist(), batch.decision.tolist()
-        if self.planner and self.policy.auto and not self.planner.probing:
+        if self.planner and self.policy.auto and (len(self.drafted) or self.planner.gate.pace.listens):
             self._time(self.planner, keep_lens, verified, 1000 * (times[-1] - times[0]))
         update, draft, choose, verify, commit = (b - a for a, b in pairwise(times))
         return Step(
@@ -186,7 +186,7 @@ class Engine:
     def _time(self, planner: Planner, keep_lens: list[int], verified: int, milliseconds: float) -> None:
         """Tell the planner how long a step took, if no prompt was read and all rows drafted or none did."""
         rows, drafted = len(keep_lens), len(self.drafted)
-        if verified == rows + sum(keep_lens) and drafted in (0, rows):
+        if not planner.probing and verified == rows + sum(keep_lens) and drafted in (0, rows):
             planner.timed(rows, verified, drafted > 0, milliseconds)
 
     def _draft(self, bonus_ids: Tensor, seq_lens: Tensor, block_table: Tensor) -> tuple[Tensor, Tensor]:
