@@ -93,7 +93,7 @@ def check_accepted(accepted: Sequence[int], kept: Sequence[int]) -> None:
 def counts(name: str, values: Sequence[int] | Tensor, rows: int) -> list[int]:
     """Whole numbers, one a row."""
     given = values.tolist() if isinstance(values, Tensor) else list(values)
-    whole = len(given) == rows and all(isinstance(n, Integral) for n in given)
+    whole = len(given) == rows and all(type(n) is int or isinstance(n, Integral) for n in given)
     require(name, whole, f"{rows} ints", given)
     return [int(n) for n in given]
 

@@ -14,6 +14,9 @@ SETTLING = 0.5  # plain steps' worth of time that a change of the way costs: eac
 PROBES, TRIALS = 0.005, 0.0025  # of the speed, that they may cost: so there are more where both ways are close
 ENOUGH = 32  # requests' drafted steps before anything is decided: at the start of a text, little is accepted
 PROBED = 4  # requests' steps of a probe
+SKIPPED = (
+    3  # drafted steps after one that is learned from, once as many are known as count: learning takes its time too
+)
 
 
 class Gate:
@@ -47,6 +50,7 @@ class Gate:
         self._every: float = probe_every  # steps from one probe to the next
         self._more = 0  # steps of the present probe that are left
         self._share = self._stands = 1  # steps that each of them stands for, and that what is learned next does
+        self._skipped = 0  # drafted steps since the last one that was learned from
         self._gain = 1.0  # of drafting, at the last decision
         self._best: dict[int, tuple[float, float]] = {}  # gain of drafting and its cost in plain steps, by rows
 
@@ -120,6 +124,11 @@ class Gate:
         promised : float, optional
             Expected tokens of what was verified, where a bucket says so.
         """
+        known = self.expectation.seen >= self.expectation.memory and self._stands == 1
+        if known and self._skipped < SKIPPED:
+            self._skipped += 1
+            return
+        self._skipped = 0
         rows = sum(n > 0 for n in drafts)
         idle, most = len(drafts) - rows, rows + sum(drafts)
         tokens = [min(max(budget - idle, rows), most) for budget in budgets]

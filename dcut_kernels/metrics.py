@@ -88,11 +88,11 @@ class Metrics:
         self.steps += 1
         self.buckets[bucket] += 1
         self.expected += expected
+        self.drafts += sum(drafts)
+        self.kept += sum(kept)
+        self.accepted += sum(accepted)
+        self.tokens += sum(accepted) + len(accepted)
         for request, *row in zip(requests, drafts, kept, accepted, strict=True):
-            self.drafts, self.kept, self.accepted = (
-                old + new for old, new in zip((self.drafts, self.kept, self.accepted), row, strict=True)
-            )
-            self.tokens += row[2] + 1
             if request in self.requests:
                 self.requests[request].add(*row)
 

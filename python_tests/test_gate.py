@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dcut_kernels.expectation import PRIOR, Expectation
-from dcut_kernels.gate import DOUBT, ENOUGH, LEAD, PROBES, SETTLING, Gate
+from dcut_kernels.gate import DOUBT, ENOUGH, LEAD, PROBES, SETTLING, SKIPPED, Gate
 
 
 def test_the_curve_is_a_line_through_the_gains_of_a_request() -> None:
@@ -141,9 +141,9 @@ def test_nothing_is_decided_before_enough_was_seen() -> None:
 
 
 def test_what_is_learned_is_used_at_once() -> None:
-    made = gate(3.0)
+    made = gate(3.0, seen=200.0)
     assert made.pays(2, [4], [2.0], plain=1.0)
-    for _ in range(200):
+    for _ in range(400):
         made.learn([1, 1], [0, 0], [4], [2.0], promised=2.0)
     assert not made.pays(2, [4], [2.0], plain=1.0)
     restored = gate(3.0)
@@ -151,6 +151,20 @@ def test_what_is_learned_is_used_at_once() -> None:
     restored.restore(made.state())
     assert not restored.pays(2, [4], [2.0], plain=1.0)
     assert restored.state() == made.state()
+
+
+def test_once_enough_is_known_one_step_of_four_teaches() -> None:
+    """But each probe does."""
+    made, step = gate(1.5, seen=250.0), ([1] * 4, [1] * 4, [8], [8.0], 8.0)
+    before = made.state()
+    for learns in [True, True, *[False] * SKIPPED, True, *[False] * SKIPPED, True]:
+        made.learn(*step)
+        assert (made.state() != before) == learns
+        before = made.state()
+    made.probe_every = made._every = 5
+    assert [made.probes(4) for _ in range(5)] == [False] * 4 + [True]
+    made.learn(*step)
+    assert made.state() != before
 
 
 def test_rows_without_drafts_take_no_part() -> None:
