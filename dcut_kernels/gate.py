@@ -11,7 +11,7 @@ from .pace import SOONEST, Pace
 LEAD = 1.02  # of the other way over the present one, before it takes its place: what is learned is noisy
 DOUBT = 0.5  # of what a request's step promises: its deviation; drafting has the benefit of it
 SETTLING = 0.5  # plain steps' worth of time that a change of the way costs: each leaves the other's data in the caches
-PROBES, TRIALS = 0.005, 0.0025  # of the speed, that they may cost: so there are more where both ways are close
+SHARE = 0.0025  # of the speed, that probes and trials may cost each: so there are more where both ways are close
 ENOUGH = 32  # requests' drafted steps before anything is decided: at the start of a text, little is accepted
 PROBED = 4  # requests' steps of a probe
 SKIPPED = (
@@ -46,7 +46,7 @@ class Gate:
     def __init__(self, draft_len: int, probe_every: int, min_gain: float) -> None:
         self.expectation, self.probe_every, self.min_gain, self.idle = Expectation(draft_len), probe_every, min_gain, 0
         self.drafting: bool | None = None
-        self.pace = Pace(TRIALS)
+        self.pace = Pace(SHARE)
         self._every: float = probe_every  # steps from one probe to the next
         self._more = 0  # steps of the present probe that are left
         self._share = self._stands = 1  # steps that each of them stands for, and that what is learned next does
@@ -82,7 +82,7 @@ class Gate:
             self._best[rows] = rate * plain / rows * self.pace.correction(), cost / plain
         gain, plain_steps = self._best[rows]
         lost = (1 - gain) * plain_steps * _steps_of_a_probe(rows) + SETTLING
-        self._every = min(self.probe_every, max(SOONEST, lost / PROBES))
+        self._every = min(self.probe_every, max(SOONEST, lost / SHARE))
         gain *= 1 + DOUBT / self.expectation.seen**0.5
         self._gain = gain
         lead = 1.0 if self.drafting is None else 1 / LEAD if self.drafting else LEAD
@@ -159,7 +159,7 @@ class Gate:
 
     def restore(self, state: dict[str, Any]) -> None:
         """What `state` returned, once more."""
-        self.expectation, self.pace = Expectation(**state["expectation"]), Pace(TRIALS, state["ratios"])
+        self.expectation, self.pace = Expectation(**state["expectation"]), Pace(SHARE, state["ratios"])
         self.idle, self.drafting = state["idle"], state["drafting"]
         self.forget_rates()
 

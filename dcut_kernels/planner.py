@@ -72,7 +72,7 @@ class Planner:
         whose prompt is read takes part in a step and is not drafted.
     probe_every : int
         Where plain decoding wins, steps from one probe to the next, which drafts four requests' steps all the same, to
-        see whether it still does; fewer where that costs at most half a percent of the speed.
+        see whether it still does; fewer where that costs at most a quarter of a percent of the speed.
     capacity : int, optional
         Of the packed buffers, for each batch; by default every draft fits.
     ids : torch.dtype

@@ -8,8 +8,7 @@ from statistics import median
 import pytest
 
 from dcut_kernels.expectation import Expectation
-from dcut_kernels.gate import TRIALS as SHARE
-from dcut_kernels.gate import Gate
+from dcut_kernels.gate import SHARE, Gate
 from dcut_kernels.pace import FORGET, SETTLE, SOONEST, TRIAL, TRIALS, WINDOW, Pace
 
 TOKENS = 1.9  # that a drafted step of a request commits

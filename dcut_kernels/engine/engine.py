@@ -21,6 +21,7 @@ from .policies import Policy, parse
 from .requests import Request, Scheduler
 
 PROBED = 4  # most rows that draft where plain decoding seems to win
+UNWRITTEN = 64  # most steps whose features wait until a drafter needs them: written together they cost less
 
 
 class Step(NamedTuple):
@@ -107,6 +108,7 @@ class Engine:
         self.drafter_cache = PagedCache(drafter.config, blocks, block_size)
         self.features = torch.zeros(blocks * block_size, len(target.feature_layers) * target.config.hidden_size)
         self.unread = torch.zeros(blocks * block_size, dtype=torch.bool)  # slots whose features no draft has read yet
+        self.verified: list[tuple[Tensor, Tensor]] = []  # slots and features of steps that are not written yet
         self.buffers: dict[int, VerifyBatch] = {}  # by rows
 
     @torch.inference_mode()
@@ -131,16 +133,8 @@ class Engine:
         if self.planner and self.policy.auto and (len(self.drafted) or self.planner.gate.pace.listens):
             self._time(self.planner, keep_lens, verified, 1000 * (times[-1] - times[0]))
         update, draft, choose, verify, commit = (b - a for a, b in pairwise(times))
-        return Step(
-            requests=self.scheduler.running,
-            drafts=drafts,
-            keep_lens=keep_lens,
-            accepted=accepted,
-            tokens=committed,
-            verified=verified,
-            bucket=bucket,
-            seconds={"draft": draft, "select": choose, "verify": verify, "rest": update + commit},
-        )
+        seconds = {"draft": draft, "select": choose, "verify": verify, "rest": update + commit}
+        return Step(self.scheduler.running, drafts, keep_lens, accepted, committed, verified, bucket, seconds)
 
     def propose(self, drafting: bool | None = None) -> Drafts:
         """Rows of the step; see `SpeculativeEngine.propose`."""
@@ -210,6 +204,7 @@ class Engine:
 
     def _catch_up(self, seq_lens: Tensor, block_table: Tensor) -> None:
         """Let the drafter read what was verified since it last drafted for these rows."""
+        self._write_features()
         positions = torch.arange(int(seq_lens.max()))
         slots = block_table[:, positions // self.block_size].long() * self.block_size + positions % self.block_size
         new = self.unread[slots] & (positions < seq_lens[:, None])
@@ -217,6 +212,13 @@ class Engine:
         for layer, (keys, values) in enumerate(self.drafter.context(self.features[slots], positions)):
             self.drafter_cache.write(layer, slots, keys, values)
         self.unread[slots] = False
+
+    def _write_features(self) -> None:
+        """Write what was verified, step by step: those of rejected drafts are overwritten before they are read."""
+        for slots, features in self.verified:
+            self.features.index_copy_(0, slots, features)
+            self.unread.index_fill_(0, slots, True)
+        self.verified.clear()
 
     def select(self, drafts: Drafts, budget: int | None = None) -> VerifyBatch:
         """Choose and pack with this engine's policy, or with a given budget."""
@@ -247,9 +249,10 @@ class Engine:
         positions, slots = batch.positions[:total], batch.slot_mapping[:total]
         groups = self.target_cache.rows(batch.cu_seqlens, batch.kv_lens, drafts.block_table, causal=True)
         hidden, features = self.target(batch.token_ids[:total], positions, self.target_cache.attention(slots, groups))
-        if self.policy.drafts:  # those of rejected drafts are overwritten before they are read
-            self.features.index_copy_(0, slots, features)
-            self.unread.index_fill_(0, slots, True)
+        if self.policy.drafts:
+            self.verified.append((slots.clone(), features))
+            if len(self.verified) == UNWRITTEN:
+                self._write_features()
         verified = batch.logits_indices[: int(batch.keep_lens.sum()) + len(rows)].long()
         if self.dice:
             return self._reject(self.target.logits(hidden[verified]), batch, verified)
