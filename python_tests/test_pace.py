@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from statistics import median
 
@@ -143,8 +144,11 @@ def test_the_gate_uses_a_trial_at_once_and_keeps_it() -> None:
     gate = Gate(1, 256, 0.05)
     gate.expectation = Expectation(draft_len=1, curve=[1.0, TOKENS], promised=1.0, kept=1.0, seen=1e9, judged=1e9)
     call = (1, [2], [TOKENS / 1.1], 1.0)
+    steps = 0
     while (choice := gate.choose(*call)) == (True, False):
         gate.time(True, 1.0)
+        steps += 1
+    assert steps == math.ceil((TRIAL * (1 - 1 / 1.1) + 1) / SHARE / (TRIALS + 1))
     assert choice == (False, False)  # a trial is no probe
     for _ in range(TRIAL):
         assert gate.choose(*call) == (False, False)
