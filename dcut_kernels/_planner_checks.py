@@ -107,7 +107,8 @@ def weight_of(priority: float, allowed: bool) -> float:
 
 def check_state(state: Mapping[str, Any], own: Mapping[str, Any], priorities: bool) -> None:
     """What `Planner.load_state_dict` gets; `own` is the planner's present one."""
-    missing = sorted(set(own) - set(state)) if isinstance(state, Mapping) else [type(state).__name__]
+    require("state", isinstance(state, Mapping), "what state_dict returned", type(state).__name__)
+    missing = sorted(set(own) - set(state))
     require("state", not missing, "what state_dict returned", f"one without {', '.join(missing)}")
     for name in ("steps", "priority", "calibration"):
         require("state", isinstance(state[name], type(own[name])), f"{name} as state_dict returned it", state[name])

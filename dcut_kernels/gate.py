@@ -60,8 +60,8 @@ class Gate:
             return True, True
         if self.pays(rows, budgets, costs, plain):
             return not self.pace.tries(self._gain), False
-        if self.pace.rest():
-            self.forget_rates()
+        if self.pace.tries_drafting(self._gain, self._best[rows][1]):
+            return True, False
         probe = self.probes(rows)
         return probe, probe
 

@@ -10,19 +10,18 @@ SOONEST = 16  # drafted steps from one trial to the next, and plain steps from o
 SETTLE, TRIAL = 5, 10  # of so many plain steps after drafted ones, the first ones do not count: they find other caches
 WINDOW = 16  # drafted steps before them that they are compared with
 TRIALS = 8  # that count
-FORGET = 512  # steps in which drafting does not pay, after which one trial less counts: machines change
+DRAFTED = 6  # drafted steps of a trial where plain decoding pays; the first one does not count
 
 
 class Pace:
     """Compares plain steps with the drafted ones before them, each by its time over its cost in the table.
 
-    Plain steps come by themselves when drafting stops to pay.  While it pays, there are trials: a few plain steps now
-    and then, which cost little where both ways are close.
+    Where one way pays, a few steps now and then go the other way, so often that they cost a small share of the speed.
 
     Parameters
     ----------
     share : float
-        Of the speed, that trials may cost once `TRIALS` are known; before, they come sooner.
+        Of the speed, that trials of each kind may cost once `TRIALS` are known; before, they come sooner.
     ratios : sequence of float
         Of trials: how much longer plain steps took than drafted ones.
     """
@@ -34,7 +33,8 @@ class Pace:
         self._plain: list[float] = []
         self._last: bool | None = None
         self._run = 0  # steps of the last kind in a row
-        self._idle = 0  # steps in which drafting did not pay, since the last drafted one
+        self._idle = 0  # steps in which drafting did not pay, since the last trial
+        self._left = 0  # timed drafted steps that the present trial still needs
         self._since = 0  # drafted steps since the last trial
         self._trying = False
 
@@ -45,21 +45,28 @@ class Pace:
     def tries(self, gain: float) -> bool:
         """Whether the coming step is to be plain and timed, although drafting has such a gain over it."""
         lost = TRIAL * (1 - 1 / gain) + 1  # steps' worth of time; the first drafted step after it is slow
-        self._trying |= self._since >= max(SOONEST, lost / self.share * (len(self.ratios) + 1) / (TRIALS + 1))
+        self._trying |= self._since >= self._wait(lost)
+        self._left = self._idle = 0
         return self._trying
+
+    def tries_drafting(self, gain: float, plain_steps: float) -> bool:
+        """Whether the coming step is to draft and be timed, although that does not pay; it takes `plain_steps`."""
+        self._idle += 1
+        if self._left > 0 and self._idle == 4 * DRAFTED:  # too few of them are timed
+            self._left = 0
+        lost = DRAFTED * (1 - gain) * plain_steps + 1
+        if self._left == 0 and self._last is not None and self._idle >= self._wait(lost):
+            self._left, self._idle = DRAFTED, 0
+        return self._left > 0
+
+    def _wait(self, lost: float) -> float:
+        """Steps between trials that cost so many steps' worth of time."""
+        return max(SOONEST, lost / self.share * (len(self.ratios) + 1) / (TRIALS + 1))
 
     @property
     def listens(self) -> bool:
         """Whether a plain step would say anything: the first ones after drafted ones do."""
         return self._last is True or self._run < TRIAL
-
-    def rest(self) -> bool:
-        """Count a step in which drafting does not pay; whether the correction has changed."""
-        self._idle += 1
-        forgets = self._idle % FORGET == 0 and len(self.ratios) > 0
-        if forgets:
-            self.ratios.popleft()
-        return forgets
 
     def add(self, drafted: bool, ratio: float) -> bool:
         """Count a step that was timed; whether the correction has changed.
@@ -73,7 +80,7 @@ class Pace:
         """
         self._run, self._last = self._run + 1 if drafted == self._last else 1, drafted
         if drafted:
-            self._since, self._idle = self._since + 1, 0
+            self._since, self._left = self._since + 1, max(0, self._left - 1)
             self._plain.clear()
             self._drafted.extend([ratio] if self._run > 1 else [])
             return False

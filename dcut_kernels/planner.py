@@ -323,7 +323,7 @@ class Planner:
         Parameters
         ----------
         requests : sequence of hashable [B]
-            Row by row, as in `begin`.
+            Row by row, as in `begin`; without the padding rows of a captured step, see ``num_reqs``.
         batch : VerifyBatch
             What `select` returned and a later one of as many rows overwrites; copies are not known.
         draft_lens : sequence of int [B]
@@ -333,7 +333,10 @@ class Planner:
         """
         rows = check_rows(len(requests), self.max_batch)
         draft_lens, accepted = counts("draft_lens", draft_lens, rows), counts("accepted", accepted, rows)
-        kept = check_drafts(draft_lens, batch.keep_lens.tolist(), self.draft_len)
+        held, ends = batch.keep_lens.tolist(), batch.cu_seqlens.tolist()
+        if rows < len(held) and ends[rows] == ends[-1]:  # what is left are padding rows
+            held = held[:rows]
+        kept = check_drafts(draft_lens, held, self.draft_len)
         check_accepted(accepted, kept)
         budgets, _ = self._used.get(batch.decision.data_ptr(), self.buckets.dense).row(rows)
         bucket, used, total, padded = batch.decision.tolist()
@@ -377,8 +380,8 @@ class Planner:
     def timed(self, batch: int, tokens: int, drafted: bool, milliseconds: float) -> None:
         """Say how long a step took, so that `should_draft` knows what both ways cost now, and not only when measured.
 
-        From the first call on, ten steps now and then are plain although drafting pays.  Ranks that decide each for
-        itself must not call it: their clocks differ.
+        From the first call on, a few steps now and then go the way that does not pay.  Ranks that decide each for itself
+        must not call it: their clocks differ.
 
         Parameters
         ----------
@@ -424,10 +427,11 @@ class Planner:
         try:
             metrics = Metrics.of(state["metrics"])
             gate.restore(state["gate"])
+            learned = restore_fit(self.calibration, state["calibration"])
             self._carried.restore(state["carried"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"state: expected what state_dict returned, got another one: {error!r}") from None
         self.metrics, self.gate, self._priority = metrics, gate, state["priority"]
         self._steps = state["steps"]
-        if restore_fit(self.calibration, state["calibration"]):
+        if learned:
             self.calibrate()

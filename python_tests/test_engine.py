@@ -17,7 +17,7 @@ from dcut_kernels.demo.compare import compare
 from dcut_kernels.engine import Engine, Request, bucket_depths, load_pair, profile
 from dcut_kernels.engine.cache import PagedCache
 from dcut_kernels.engine.costs import PASSES, SETTLE
-from dcut_kernels.engine.engine import PROBED
+from dcut_kernels.engine.engine import PROBED, UNWRITTEN
 from dcut_kernels.engine.policies import FORMS, parse
 from dcut_kernels.engine.requests import Scheduler
 from dcut_kernels.integration import Drafts
@@ -403,6 +403,13 @@ def test_probes_draft_a_few_rows_and_read_what_they_missed(pair, prompts):
         assert drafts.bonus_ids.tolist() == text[-1:]
         assert drafts.draft_ids[0].tolist() == draft_ids.tolist()
         torch.testing.assert_close(drafts.confidence[0], confidence, rtol=1e-3, atol=1e-5)
+
+
+def test_features_that_no_drafter_reads_do_not_pile_up(pair, prompts):
+    engine = Engine(*pair, "dcut-auto", DEAR, max_batch=2)
+    kept = []
+    engine.generate(prompts[:2], 100, on_step=lambda step: kept.append(len(engine.verified)))
+    assert 2 < max(kept) < UNWRITTEN < len(kept)
 
 
 @pytest.fixture

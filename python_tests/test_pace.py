@@ -10,7 +10,7 @@ import pytest
 
 from dcut_kernels.expectation import Expectation
 from dcut_kernels.gate import SHARE, Gate
-from dcut_kernels.pace import FORGET, SETTLE, SOONEST, TRIAL, TRIALS, WINDOW, Pace
+from dcut_kernels.pace import DRAFTED, SETTLE, SOONEST, TRIAL, TRIALS, WINDOW, Pace
 
 TOKENS = 1.9  # that a drafted step of a request commits
 
@@ -85,14 +85,37 @@ def test_a_trial_that_began_ends() -> None:
     assert pace.tries(5.0)
 
 
-def test_while_nothing_is_drafted_trials_are_forgotten() -> None:
-    pace = Pace(0.01, [0.8, 0.9])
-    assert [pace.rest() for _ in range(FORGET)] == [False] * (FORGET - 1) + [True]
-    assert list(pace.ratios) == [0.9]
-    assert not any(pace.rest() for _ in range(FORGET - 1))
-    pace.add(True, 1.0)
-    assert [pace.rest() for _ in range(FORGET)] == [False] * (FORGET - 1) + [True]
-    assert not any(pace.rest() for _ in range(2 * FORGET))
+@pytest.mark.parametrize(
+    ("gain", "known", "wait"), [(1.0, 8, 100), (0.9, 8, 220), (0.9, 0, 25), (0.5, 0, 78), (1.1, 0, 16)]
+)
+def test_where_plain_decoding_pays_some_steps_are_drafted(gain: float, known: int, wait: int) -> None:
+    """What six drafted steps and the change waste may be a hundredth of the time; only steps that are timed count."""
+    pace, call = Pace(0.01, [1.0] * known), (gain + 1e-9, 2.0)
+    assert not any(pace.tries_drafting(*call) for _ in range(999))  # nobody times steps
+    pace = Pace(0.01, [1.0] * known)
+    pace.add(False, 1.0)
+    assert not any(pace.tries_drafting(*call) for _ in range(wait - 1))
+    for _ in range(DRAFTED):
+        assert [pace.tries_drafting(*call) for _ in range(2)] == [True, True]
+        pace.add(True, 2.0)
+    assert not pace.tries_drafting(*call)
+    assert run(pace, False, [9.0] * SETTLE + [1.0] * (TRIAL - SETTLE)) == [False] * (TRIAL - 1) + [True]
+    assert pace.ratios[-1] == 0.5
+
+
+def test_a_drafted_trial_ends_where_nothing_is_timed() -> None:
+    pace = Pace(0.01)
+    pace.add(False, 1.0)
+    answers = [pace.tries_drafting(1.0, 2.0) for _ in range(SOONEST + 4 * DRAFTED)]
+    assert answers == [False] * (SOONEST - 1) + [True] * (4 * DRAFTED) + [True]  # and the next one begins
+
+
+def test_a_drafted_trial_ends_where_drafting_pays() -> None:
+    pace = Pace(0.01)
+    pace.add(False, 1.0)
+    assert [pace.tries_drafting(1.0, 2.0) for _ in range(SOONEST)] == [False] * (SOONEST - 1) + [True]
+    assert not pace.tries(1.2)
+    assert not any(pace.tries_drafting(1.0, 2.0) for _ in range(SOONEST - 1))
 
 
 def test_plain_steps_in_a_long_row_say_nothing() -> None:
@@ -105,14 +128,6 @@ def test_plain_steps_in_a_long_row_say_nothing() -> None:
         pace.add(False, 1.0)
         assert not pace.listens
         run(pace, True, [1.0] * (2 * TRIAL))
-
-
-def test_the_gate_forgets_too() -> None:
-    gate = Gate(1, 10**6, 0.05)
-    gate.expectation = Expectation(draft_len=1, curve=[1.0, TOKENS], promised=1.0, kept=1.0, seen=1e9, judged=1e9)
-    gate.pace.ratios.append(0.5)
-    answers = [gate.choose(1, [2], [TOKENS / 1.1], 1.0) for _ in range(FORGET + 1)]
-    assert [drafts and not probes for drafts, probes in answers] == [False] * FORGET + [True]
 
 
 def decode(table_gain: float, true_gain: float, seed: int, steps: int = 1000) -> tuple[float, float]:
@@ -131,11 +146,11 @@ def decode(table_gain: float, true_gain: float, seed: int, steps: int = 1000) ->
 
 
 @pytest.mark.parametrize("true_gain", [0.8, 0.9, 0.95, 1.0, 1.1, 1.25, 1.6])
-@pytest.mark.parametrize("error", [1.0, 1.1, 1.2])
-def test_the_faster_way_wins_where_the_table_is_too_kind_to_drafting(error: float, true_gain: float) -> None:
+@pytest.mark.parametrize("error", [0.8, 0.9, 1.0, 1.1, 1.2])
+def test_the_faster_way_wins_where_the_table_is_wrong(error: float, true_gain: float) -> None:
     speeds, shares = zip(*(decode(error * true_gain, true_gain, seed) for seed in range(5)), strict=True)
     assert median(speeds) > 0.96
-    assert sorted(speeds)[1] > 0.94  # once in a while the first trials mislead
+    assert sorted(speeds)[1] > 0.9  # once in a while the first trials mislead
     if not 0.94 < true_gain < 1.2:  # otherwise both ways will do
         assert (median(shares) > 0.5) == (true_gain > 1)
 

@@ -273,6 +273,19 @@ def test_drafts_that_cannot_be_are_not_counted(drafts: list[int], message: str) 
     assert (made.metrics.drafts, made.metrics.kept) == (35, 35)
 
 
+@pytest.mark.parametrize("active", [1, 3, 7])
+def test_padding_rows_of_a_captured_step_are_not_observed(active: int) -> None:
+    captured, alone = planner(), planner()
+    captured.begin(NAMES[:active])
+    batch = captured.select(*TOKENS, num_reqs=torch.tensor([active], dtype=torch.int32))
+    captured.observe(NAMES[:active], batch, [DRAFT_LEN] * active, [0] * active)
+    alone.begin(NAMES[:active])
+    batch = alone.select(*(tokens[:active] for tokens in TOKENS))
+    alone.observe(NAMES[:active], batch, [DRAFT_LEN] * active, [0] * active)
+    assert captured.state_dict() == alone.state_dict()
+    assert captured.metrics.tokens == active
+
+
 def test_promises_that_are_not_kept_count_less() -> None:
     """Scores say that drafting pays, the target accepts nothing."""
     made = planner()
@@ -490,12 +503,22 @@ def test_states_that_are_none(name: str) -> None:
         with pytest.raises(ValueError, match=r"^state: expected"):
             other.load_state_dict(wrong)
         assert other.state_dict() == before
-    with pytest.raises(ValueError, match=r"^state: expected what state_dict returned, got one without"):
+    with pytest.raises(ValueError, match=r"^state: expected what state_dict returned, got NoneType$"):
         planner().load_state_dict(None)  # type: ignore[arg-type]
     weighted = planner(priorities=True)
     weighted.join("more", 2.0)
     with pytest.raises(ValueError, match=r"^priority: expected 1 in a planner without priorities=True, got 2.0$"):
         planner().load_state_dict(weighted.state_dict())
+
+
+def test_the_fit_of_another_calibration_is_refused() -> None:
+    state = planner(calibration=OnlineLogistic(DRAFT_LEN)).state_dict()
+    made = planner(calibration=PositionRates(DRAFT_LEN))
+    run(made)
+    before = made.state_dict()
+    with pytest.raises(ValueError, match=r"^state: expected what state_dict returned, got another one: KeyError"):
+        made.load_state_dict(state)
+    assert made.state_dict() == before
 
 
 def test_the_fit_of_a_calibration_is_saved() -> None:
