@@ -380,8 +380,8 @@ class Planner:
     def timed(self, batch: int, tokens: int, drafted: bool, milliseconds: float) -> None:
         """Say how long a step took, so that `should_draft` knows what both ways cost now, and not only when measured.
 
-        From the first call on, a few steps now and then go the way that does not pay.  Ranks that decide each for itself
-        must not call it: their clocks differ.
+        From the first call on, a few steps now and then go the way that does not pay.  Ranks that decide each for
+        itself must not call it: their clocks differ.
 
         Parameters
         ----------
