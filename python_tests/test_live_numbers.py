@@ -127,7 +127,8 @@ def test_policies_take_turns(monkeypatch):
         def step(self):
             clock["now"] += measure.SLICE * {"ar": 0.6, "full": 10, "dcut": 100}[self.name]
             order.append(self.name)
-            assert self.scheduler.waiting  # texts that take the place of those that end
+            seeds = [request.seed for request in self.scheduler.waiting]
+            assert seeds == ([2, 3] if self.running else [0, 1])  # others take the place of texts that end
             self.running += self.scheduler.waiting
             self.scheduler.waiting.clear()
             self.left -= 1
