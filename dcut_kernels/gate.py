@@ -14,9 +14,7 @@ SETTLING = 0.5  # plain steps' worth of time that a change of the way costs: eac
 SHARE = 0.0025  # of the speed, that probes and trials may cost each: so there are more where both ways are close
 ENOUGH = 32  # requests' drafted steps before anything is decided: at the start of a text, little is accepted
 PROBED = 4  # requests' steps of a probe
-SKIPPED = (
-    3  # drafted steps after one that is learned from, once as many are known as count: learning takes its time too
-)
+SKIPPED = 3  # drafted steps after one that is learned from, once much is known: learning takes its time too
 
 
 class Gate:
