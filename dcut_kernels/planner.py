@@ -333,8 +333,8 @@ class Planner:
         """
         rows = check_rows(len(requests), self.max_batch)
         draft_lens, accepted = counts("draft_lens", draft_lens, rows), counts("accepted", accepted, rows)
-        held, ends = batch.keep_lens.tolist(), batch.cu_seqlens.tolist()
-        if rows < len(held) and ends[rows] == ends[-1]:  # what is left are padding rows
+        held = batch.keep_lens.tolist()
+        if rows < len(held) and bool(batch.cu_seqlens[rows] == batch.cu_seqlens[-1]):  # what is left are padding rows
             held = held[:rows]
         kept = check_drafts(draft_lens, held, self.draft_len)
         check_accepted(accepted, kept)

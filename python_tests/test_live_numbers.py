@@ -120,9 +120,11 @@ def test_policies_take_turns(monkeypatch):
             self.left, self.running = self.steps, []
             self.scheduler.waiting.clear()
 
-        def request(self, prompt, max_tokens, seed):
+        def submit(self, prompts, max_tokens, seeds):
+            ((prompt,), (seed,)) = prompts, seeds
             assert prompt == [[1], [2]][seed % 2]
-            return SimpleNamespace(output=[max_tokens], finished=False, seed=seed)
+            self.scheduler.waiting.append(SimpleNamespace(output=[max_tokens], finished=False, seed=seed))
+            return self.scheduler.waiting[-1:]
 
         def step(self):
             clock["now"] += measure.SLICE * {"ar": 0.6, "full": 10, "dcut": 100}[self.name]

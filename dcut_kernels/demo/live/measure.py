@@ -70,9 +70,7 @@ def lengths(max_tokens: int, count: int) -> list[int]:
 def join(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, first: int = 0) -> list[Request]:
     """Add a request for each prompt, with seeds from `first` on."""
     given = enumerate(zip(prompts, lengths(max_tokens, len(prompts)), strict=True), first)
-    requests = [engine.request(list(prompt), length, seed) for seed, (prompt, length) in given]
-    engine.scheduler.waiting.extend(requests)
-    return requests
+    return [request for seed, (prompt, length) in given for request in engine.submit([prompt], length, [seed])]
 
 
 def take_turns(
