@@ -56,6 +56,7 @@ class Buckets:
         self.dense = StepTables(budgets, costs, envelope, (budgets.tolist(), costs.tolist()))
         self._all_costs, self._latency_ms = costs.clone(), float("inf")
         self._steps: dict[tuple[int, int], StepTables] = {}
+        self._plain: dict[int, float | None] = {}
 
     def set_latency(self, latency_ms: float | None) -> None:
         """Disable the buckets of steps that take longer, but for the cheapest of each batch; None enables all."""
@@ -81,6 +82,12 @@ class Buckets:
             host = budgets.tolist(), costs.tolist()
             self._steps[key] = StepTables(budgets.to(self.device), costs.to(self.device), envelope, host)
         return self._steps[key]
+
+    def plain(self, batch: int) -> float | None:
+        """Cost of plain decoding, None if it was not measured or nothing is decoded."""
+        if batch not in self._plain:
+            self._plain[batch] = self.table.plain_at(batch, self.lookup) if batch > 0 else None
+        return self._plain[batch]
 
     def cost_of(self, batch: int, tokens: int) -> float | None:
         """Cost of a step that verifies so many tokens, by the cheapest bucket that holds them; None if none does."""

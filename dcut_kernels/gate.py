@@ -9,11 +9,11 @@ from .expectation import Expectation
 from .pace import SOONEST, Pace
 
 LEAD = 1.02  # of the other way over the present one, before it takes its place: what is learned is noisy
-DOUBT = 0.5  # of what a request's step promises: its deviation; drafting has the benefit of it
+DOUBT = 1.0  # of what a request's step brings: its deviation; drafting has the benefit of it while it is little known
 SETTLING = 0.5  # plain steps' worth of time that a change of the way costs: each leaves the other's data in the caches
 SHARE = 0.0025  # of the speed, that probes and trials may cost each: so there are more where both ways are close
-ENOUGH = 32  # requests' drafted steps before anything is decided: at the start of a text, little is accepted
-PROBED = 4  # requests' steps of a probe
+ENOUGH = 128  # requests' drafted steps before anything is decided: at the start of a text, little is accepted
+PROBED = 8  # requests' steps of a probe, in one step where there are as many requests
 SKIPPED = 3  # drafted steps after one that is learned from, once much is known: learning takes its time too
 
 
@@ -52,13 +52,15 @@ class Gate:
         self._gain = 1.0  # of drafting, at the last decision
         self._best: dict[int, tuple[float, float]] = {}  # gain of drafting and its cost in plain steps, by rows
 
-    def choose(self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float) -> tuple[bool, bool]:
-        """Whether to draft, and whether only to see if it pays; arguments as of `pays`."""
+    def choose(
+        self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float, timeable: bool = True
+    ) -> tuple[bool, bool]:
+        """Whether to draft, and whether only to see if it pays; arguments as of `pays` and `Planner.should_draft`."""
         if self.expectation.seen < ENOUGH:
             return True, True
         if self.pays(rows, budgets, costs, plain):
-            return not self.pace.tries(self._gain), False
-        if self.pace.tries_drafting(self._gain, self._best[rows][1]):
+            return not self.pace.tries(self._gain, timeable), False
+        if self.pace.tries_drafting(self._gain, self._best[rows][1], timeable):
             return True, False
         probe = self.probes(rows)
         return probe, probe
@@ -81,7 +83,8 @@ class Gate:
         gain, plain_steps = self._best[rows]
         lost = (1 - gain) * plain_steps * _steps_of_a_probe(rows) + SETTLING
         self._every = min(self.probe_every, max(SOONEST, lost / SHARE))
-        gain *= 1 + DOUBT / self.expectation.seen**0.5
+        seen, memory = self.expectation.seen, self.expectation.memory
+        gain *= 1 + DOUBT * max(0.0, seen**-0.5 - memory**-0.5)
         self._gain = gain
         lead = 1.0 if self.drafting is None else 1 / LEAD if self.drafting else LEAD
         self.drafting = gain >= (1 + self.min_gain) * lead

@@ -71,7 +71,7 @@ class Planner:
         How much more tokens per time than plain decoding drafting has to promise.  Step costs do not show all: a text
         whose prompt is read takes part in a step and is not drafted.
     probe_every : int
-        Where plain decoding wins, steps from one probe to the next, which drafts four requests' steps all the same, to
+        Where plain decoding wins, steps from one probe to the next, which drafts eight requests' steps all the same, to
         see whether it still does; fewer where that costs at most a quarter of a percent of the speed.
     capacity : int, optional
         Of the packed buffers, for each batch; by default every draft fits.
@@ -349,10 +349,10 @@ class Planner:
             prompts = used - sum(kept) - rows
             self.gate.learn(draft_lens, accepted, [budget - prompts for budget in budgets], gains, promised)
 
-    def should_draft(self, batch: int) -> bool:
+    def should_draft(self, batch: int, timeable: bool = True) -> bool:
         """Whether a speculative step of so many requests promises more tokens per time than plain decoding.
 
-        Without `CostTable.plain_ms` it does.  Before 32 requests' steps were observed, and now and then where it does
+        Without `CostTable.plain_ms` it does.  Before 128 requests' steps were observed, and now and then where it does
         not (see `probe_every`), the answer is yes all the same, and `probing` is set.
 
         Parameters
@@ -360,19 +360,22 @@ class Planner:
         batch : int
             Requests of the step; those that still read their prompts count, for it is their time too.  With
             ``authority="rank0"`` every rank asks, and all get the answer of rank 0.
+        timeable : bool
+            Whether the step will be reported to `timed`, if that is ever called: no request reads its prompt or is at
+            its last token.  Only such a step is tried the way that does not pay.
         """
         if self._ranks is not None and self._follows:
             return self._ranks.hear(self.device)
-        drafts = self._should_draft(check_rows(batch, self.max_batch, "batch"))
+        drafts = self._should_draft(check_rows(batch, self.max_batch, "batch"), timeable)
         if self._ranks is not None and self._leads:
             self._ranks.say(drafts, self.device)
         return drafts
 
-    def _should_draft(self, batch: int) -> bool:
-        plain = self.table.plain_at(batch, self.lookup) if batch > 0 else None
+    def _should_draft(self, batch: int, timeable: bool) -> bool:
+        plain = self.buckets.plain(batch)
         drafts, self.probing = True, False
         if plain is not None:
-            drafts, self.probing = self.gate.choose(batch, *self.buckets.dense.row(batch), plain)
+            drafts, self.probing = self.gate.choose(batch, *self.buckets.dense.row(batch), plain, timeable)
         self.metrics.probes += self.probing
         self.metrics.plain += not drafts
         return drafts
@@ -393,7 +396,7 @@ class Planner:
             From the question whether to draft to the last commit.
         """
         batch = check_timed(batch, self.max_batch, tokens, milliseconds)
-        plain = self.table.plain_at(batch, self.lookup)
+        plain = self.buckets.plain(batch)
         cost = self.buckets.cost_of(batch, tokens) if drafted else plain
         if plain is not None and cost is not None:
             self.gate.time(drafted, milliseconds / cost)

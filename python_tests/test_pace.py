@@ -10,7 +10,7 @@ import pytest
 
 from dcut_kernels.expectation import Expectation
 from dcut_kernels.gate import SHARE, Gate
-from dcut_kernels.pace import DRAFTED, SETTLE, SOONEST, TRIAL, TRIALS, WINDOW, Pace
+from dcut_kernels.pace import DRAFTED, MOST, SETTLE, SOONEST, TRIAL, TRIALS, WINDOW, Pace
 
 TOKENS = 1.9  # that a drafted step of a request commits
 
@@ -66,7 +66,7 @@ def test_plain_steps_are_compared_without_a_trial_too() -> None:
 
 @pytest.mark.parametrize(
     ("gain", "known", "steps"),
-    [(1.0, 0, SOONEST), (4.0, 0, 95), (1.25, 0, 34), (1.0, 1, 23), (1.0, 8, 100), (1.25, 4, 167), (2.0, 8, 600)],
+    [(1.0, 0, 20), (4.0, 0, 170), (1.25, 0, 60), (1.0, 1, 30), (1.0, 8, 100), (1.25, 4, 180), (2.0, 8, 600), (0.92, 0, SOONEST)],
 )
 def test_trials_are_as_frequent_as_they_are_cheap(gain: float, known: int, steps: int) -> None:
     """What ten plain steps and the change take longer for their tokens may be a hundredth of the time, in the end."""
@@ -78,15 +78,27 @@ def test_trials_are_as_frequent_as_they_are_cheap(gain: float, known: int, steps
 
 
 def test_a_trial_that_began_ends() -> None:
-    pace = Pace(0.01)
+    pace = Pace(0.02)
     run(pace, True, [1.0] * SOONEST)
+    assert not pace.tries(1.0, timeable=False)
     assert pace.tries(1.0)
     run(pace, False, [1.0])
-    assert pace.tries(5.0)
+    assert pace.tries(5.0, timeable=False)  # the steps between those that are timed are plain too
+
+
+def test_a_trial_is_given_up_where_too_few_steps_are_timed() -> None:
+    """And the next one waits, longer each time."""
+    pace = Pace(0.01)
+    for wait in (20, 30, 40, 50, 60, 70, 80, 90, 100, 100):
+        run(pace, True, [1.0] * (wait - 1))
+        assert not pace.tries(1.0)
+        run(pace, True, [1.0])
+        assert [pace.tries(1.0) for _ in range(MOST * TRIAL + 1)] == [True] * MOST * TRIAL + [False]
+    assert not pace.ratios
 
 
 @pytest.mark.parametrize(
-    ("gain", "known", "wait"), [(1.0, 8, 100), (0.9, 8, 220), (0.9, 0, 25), (0.5, 0, 78), (1.1, 0, 16)]
+    ("gain", "known", "wait"), [(1.0, 8, 100), (0.9, 8, 220), (0.9, 0, 44), (0.5, 0, 140), (1.1, 0, 16)]
 )
 def test_where_plain_decoding_pays_some_steps_are_drafted(gain: float, known: int, wait: int) -> None:
     """What six drafted steps and the change waste may be a hundredth of the time; only steps that are timed count."""
@@ -96,7 +108,7 @@ def test_where_plain_decoding_pays_some_steps_are_drafted(gain: float, known: in
     pace.add(False, 1.0)
     assert not any(pace.tries_drafting(*call) for _ in range(wait - 1))
     for _ in range(DRAFTED):
-        assert [pace.tries_drafting(*call) for _ in range(2)] == [True, True]
+        assert [pace.tries_drafting(*call, timeable=timeable) for timeable in (True, False)] == [True, False]
         pace.add(True, 2.0)
     assert not pace.tries_drafting(*call)
     assert run(pace, False, [9.0] * SETTLE + [1.0] * (TRIAL - SETTLE)) == [False] * (TRIAL - 1) + [True]
@@ -104,14 +116,21 @@ def test_where_plain_decoding_pays_some_steps_are_drafted(gain: float, known: in
 
 
 def test_a_drafted_trial_ends_where_nothing_is_timed() -> None:
-    pace, most = Pace(0.01, [1.0] * TRIALS), 4 * DRAFTED
+    pace, most = Pace(0.01, [1.0] * TRIALS), MOST * DRAFTED
     pace.add(False, 1.0)
     answers = [pace.tries_drafting(1.0, 2.0) for _ in range(200)]
     assert answers == [False] * 99 + [True] * most + [False] * (100 - most) + [True]
 
 
+def test_steps_that_are_not_timed_put_a_drafted_trial_off() -> None:
+    pace = Pace(0.01, [1.0] * TRIALS)
+    pace.add(False, 1.0)
+    assert not any(pace.tries_drafting(1.0, 2.0, timeable=False) for _ in range(500))
+    assert [pace.tries_drafting(1.0, 2.0) for _ in range(MOST * DRAFTED)] == [True] * (MOST * DRAFTED - 1) + [False]
+
+
 def test_a_drafted_trial_ends_where_drafting_pays() -> None:
-    pace = Pace(0.01)
+    pace = Pace(0.02)
     pace.add(False, 1.0)
     assert [pace.tries_drafting(1.0, 2.0) for _ in range(SOONEST)] == [False] * (SOONEST - 1) + [True]
     for _ in range(2):
@@ -164,7 +183,7 @@ def test_the_gate_uses_a_trial_at_once_and_keeps_it() -> None:
     while (choice := gate.choose(*call)) == (True, False):
         gate.time(True, 1.0)
         steps += 1
-    assert steps == math.ceil((TRIAL * (1 - 1 / 1.1) + 1) / SHARE / (TRIALS + 1))
+    assert steps == math.ceil((TRIAL * (1 - 1 / 1.1) + 1) / SHARE * 2 / (TRIALS + 2))
     assert choice == (False, False)  # a trial is no probe
     for _ in range(TRIAL):
         assert gate.choose(*call) == (False, False)

@@ -181,7 +181,7 @@ def test_no_drafting_where_plain_decoding_wins() -> None:
     made = planner(probe_every=5)
     certain, hopeless = (torch.full((BATCH, DRAFT_LEN), c) for c in (0.95, 0.01))
     assert made.should_draft(BATCH)
-    feed(made, certain, DRAFT_LEN, 4)
+    feed(made, certain, DRAFT_LEN, 16)
     assert made.should_draft(BATCH)
     feed(made, hopeless, 0, 400)
     answers = []
@@ -198,9 +198,9 @@ def test_no_drafting_where_plain_decoding_wins() -> None:
 def test_timed_steps_are_compared_with_their_costs() -> None:
     """Drafted steps take twice what the table says, plain ones half."""
     made = planner()
-    feed(made, torch.full((BATCH, DRAFT_LEN), 0.95), DRAFT_LEN, 4)
+    feed(made, torch.full((BATCH, DRAFT_LEN), 0.95), DRAFT_LEN, 16)
     seen = made.metrics.plain, made.metrics.probes
-    for batch, tokens, cost in ((8, 48, 11.0), (8, 49, 14.0), (1, 8, 5.5), (1, 2, 4.0), (8, 16, 5.0)) * 100:
+    for batch, tokens, cost in ((8, 48, 11.0), (8, 49, 14.0), (1, 8, 5.5), (1, 2, 4.0), (8, 16, 5.0)) * 300:
         if not made.should_draft(8):
             break
         made.timed(batch, tokens, True, 2 * cost)
@@ -225,6 +225,15 @@ def test_steps_without_a_cost_are_not_compared() -> None:
         assert vars(untouched.gate.pace) == vars(planner().gate.pace)
     made.timed(8, 16, True, 1.0)
     assert vars(made.gate.pace) != vars(planner().gate.pace)
+
+
+def test_a_step_that_will_not_be_timed_is_not_tried_the_other_way() -> None:
+    made = planner()
+    feed(made, torch.full((BATCH, DRAFT_LEN), 0.95), DRAFT_LEN, 16)
+    for _ in range(1000):
+        made.timed(8, 16, True, 5.0)
+        assert made.should_draft(8, timeable=False)
+    assert not made.should_draft(8)
 
 
 @pytest.mark.parametrize(
@@ -452,7 +461,7 @@ def test_a_late_observation_knows_the_tables_of_its_step() -> None:
 
 def test_a_latency_budget_reaches_the_decision_to_draft() -> None:
     made = planner(CostTable((8,), ((5.0, 30.0, 31.0, 6.0),), RATIOS, plain_ms=(2.0,)))
-    feed(made, torch.full((BATCH, DRAFT_LEN), 0.95), 4, 4)
+    feed(made, torch.full((BATCH, DRAFT_LEN), 0.95), 4, 16)
     assert made.should_draft(BATCH)
     made.set_latency(5.5)
     assert not made.should_draft(BATCH)
@@ -463,7 +472,7 @@ def test_a_latency_budget_reaches_the_decision_to_draft() -> None:
 def test_floors_do_not_keep_the_gate_from_learning() -> None:
     cheap = CostTable((8,), ((5.0, 50.0, 60.0, 70.0),), RATIOS, plain_ms=(4.0,))
     made = planner(cheap, floor=7, floor_every=1)
-    feed(made, torch.full((BATCH, DRAFT_LEN), 0.01), 0, 4)
+    feed(made, torch.full((BATCH, DRAFT_LEN), 0.01), 0, 16)
     assert made.gate.expectation.curve != []
     assert made.gate.expectation.judged == 0  # no bucket says what so many tokens promise
     assert not made.should_draft(BATCH)

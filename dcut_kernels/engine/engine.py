@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..batch import VerifyBatch
 from ..cost import CostTable
+from ..gate import PROBED
 from ..integration import Drafts, select
 from ..models import Drafter, Target
 from ..planner import Planner
@@ -20,7 +21,6 @@ from .cache import PagedCache
 from .policies import Policy, parse
 from .requests import Request, Scheduler
 
-PROBED = 4  # most rows that draft where plain decoding seems to win
 UNWRITTEN = 64  # most steps whose features wait until a drafter needs them: written together they cost less
 
 
@@ -171,7 +171,7 @@ class Engine:
         if self.planner is None or not self.policy.auto:
             return left if self.policy.drafts else [0] * len(left)
         rows = [row for row, n in enumerate(left) if n > 0]
-        if not rows or not self.planner.should_draft(len(left)):
+        if not rows or not self.planner.should_draft(len(left), timeable=all(left)):
             return [0] * len(left)
         if self.planner.probing:
             rows = rows[:: -(-len(rows) // PROBED)]
