@@ -123,7 +123,7 @@ class Planner:
         priorities: bool = False,
         latency_ms: float | None = None,
         min_gain: float = 0.05,
-        probe_every: int = 256,
+        probe_every: int = 1024,
         capacity: int | None = None,
         ids: torch.dtype = torch.int64,
         authority: Literal["all", "rank0"] = "all",

@@ -152,7 +152,7 @@ def test_plain_steps_in_a_long_row_say_nothing() -> None:
 
 def decode(table_gain: float, true_gain: float, seed: int, steps: int = 1000) -> tuple[float, float]:
     """Drafting gains other than by the table: speed, the better way's is 1, and share of drafted steps in the end."""
-    gate, rng = Gate(1, 256, 0.05), random.Random(seed)
+    gate, rng = Gate(1, 1024, 0.05), random.Random(seed)
     gate.expectation = Expectation(draft_len=1, curve=[1.0, TOKENS], promised=1.0, kept=1.0, seen=1e9, judged=1e9)
     time = tokens = late = 0.0
     for step in range(steps):
@@ -176,7 +176,7 @@ def test_the_faster_way_wins_where_the_table_is_wrong(error: float, true_gain: f
 
 
 def test_the_gate_uses_a_trial_at_once_and_keeps_it() -> None:
-    gate = Gate(1, 256, 0.05)
+    gate = Gate(1, 1024, 0.05)
     gate.expectation = Expectation(draft_len=1, curve=[1.0, TOKENS], promised=1.0, kept=1.0, seen=1e9, judged=1e9)
     call = (1, [2], [TOKENS / 1.1], 1.0)
     steps = 0
@@ -191,7 +191,7 @@ def test_the_gate_uses_a_trial_at_once_and_keeps_it() -> None:
         gate.time(False, 0.8)
     assert gate.choose(*call) == (False, False)
     assert gate.idle == 1
-    restored = Gate(1, 256, 0.05)
+    restored = Gate(1, 1024, 0.05)
     restored.restore(gate.state())
     assert restored.state() == gate.state()
     assert list(restored.pace.ratios) == pytest.approx([0.8])
