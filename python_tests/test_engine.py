@@ -388,6 +388,19 @@ def test_steps_of_one_kind_are_timed(pair, prompts, monkeypatch):
         assert {step[2] for step in timed} >= {costs is not DEAR}
 
 
+def test_the_planner_hears_which_steps_will_be_timed(pair, prompts, monkeypatch):
+    engine = Engine(*pair, "dcut-auto", costs_of(((1.0, 1.5), (10.0, 20.0)), (1.0, 10.0)), max_batch=8)
+    answer, heard = engine.planner.should_draft, []
+    monkeypatch.setattr(
+        engine.planner, "should_draft", lambda rows, timeable: heard.append(timeable) or answer(rows, timeable)
+    )
+    engine.submit(prompts[:10], 60)
+    while engine.scheduler.waiting or not all(request.finished for request in engine.scheduler.running):
+        heard.clear()
+        drafted = (engine.step().drafts.draft_lens > 0).tolist()
+        assert heard == ([all(drafted)] if any(drafted) else [])
+
+
 def test_probes_draft_a_few_rows_and_read_what_they_missed(pair, prompts):
     """Drafts after plain steps are those of an engine that reads the same text as its prompt."""
     engine, probes = Engine(*pair, "dcut-auto", DEAR, max_batch=10, max_len=200), []

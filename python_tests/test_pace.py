@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 from statistics import median
 
 import pytest
@@ -126,7 +127,17 @@ def test_steps_that_are_not_timed_put_a_drafted_trial_off() -> None:
     pace = Pace(0.01, [1.0] * TRIALS)
     pace.add(False, 1.0)
     assert not any(pace.tries_drafting(1.0, 2.0, timeable=False) for _ in range(500))
-    assert [pace.tries_drafting(1.0, 2.0) for _ in range(MOST * DRAFTED)] == [True] * (MOST * DRAFTED - 1) + [False]
+    for timeable in [True, *[False] * 9] * (MOST * DRAFTED - 1):
+        assert pace.tries_drafting(1.0, 2.0, timeable) == timeable
+    assert not pace.tries_drafting(1.0, 2.0)
+
+
+def test_drafted_trials_become_rarer_whether_or_not_they_tell_anything() -> None:
+    pace, answers = Pace(0.01), []
+    pace.add(False, 1.0)
+    answers = [pace.tries_drafting(1.0, 2.0) for _ in range(20 + 30 + 40 + 1)]
+    begins = [at + 1 for at, (a, b) in enumerate(pairwise([False, *answers])) if b and not a]
+    assert begins == [20, 20 + 30, 20 + 30 + 40]
 
 
 def test_a_drafted_trial_ends_where_drafting_pays() -> None:
@@ -173,6 +184,18 @@ def test_the_faster_way_wins_where_the_table_is_wrong(error: float, true_gain: f
     assert sorted(speeds)[1] > 0.9  # once in a while the first trials mislead
     if not 0.94 < true_gain < 1.2:  # otherwise both ways will do
         assert (median(shares) > 0.5) == (true_gain > 1)
+
+
+def test_no_trial_in_steps_that_will_not_be_timed() -> None:
+    gate = Gate(1, 10**9, 0.05)
+    gate.expectation = Expectation(draft_len=1, curve=[1.0, TOKENS], promised=1.0, kept=1.0, seen=1e9, judged=1e9)
+    call = (1, [2], [TOKENS / 0.95], 1.0)
+    for timeable in (False, True):
+        answers = []
+        for _ in range(2000):
+            answers.append(gate.choose(*call, timeable=timeable))
+            gate.time(answers[-1][0], 1.0)
+        assert any(drafts and not probes for drafts, probes in answers) == timeable
 
 
 def test_the_gate_uses_a_trial_at_once_and_keeps_it() -> None:
