@@ -365,7 +365,7 @@ def test_plain_steps_where_drafting_does_not_pay(pair, prompts):
     assert metrics.plain > 20
     cheap = Engine(*pair, "dcut-auto", costs_of(((1.0, 1.5), (10.0, 20.0)), (1.0, 10.0)), max_batch=8)
     cheap.generate(prompts[:8], 80)
-    assert (cheap.planner.metrics.plain, cheap.planner.metrics.probes) == (0, first + 1)  # a long prompt takes a step more
+    assert (cheap.planner.metrics.plain, cheap.planner.metrics.probes) == (0, first + 1)  # a long prompt
     always, steps = Engine(*pair, "dcut", DEAR, max_batch=8), []
     always.generate(prompts[:8], 80, on_step=steps.append)
     assert (always.planner.metrics.plain, always.planner.metrics.probes) == (0, 0)
