@@ -63,7 +63,8 @@ class Pace:
 
         Only steps that will be timed do: drafted ones cost much.
         """
-        self._idle += timeable or self._left == 0
+        if timeable or self._left == 0:
+            self._idle += 1
         if self._left > 0 and self._idle == MOST * DRAFTED:
             self._left = 0
         lost = DRAFTED * (1 - gain) * plain_steps + 1
