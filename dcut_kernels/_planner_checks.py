@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import ops
+from .batch import VerifyBatch
 from .calibration import Calibration
 from .carried import INT32_MAX
 from .cost import CostTable
@@ -47,6 +48,13 @@ def check_rows(rows: int, max_batch: int, name: str = "requests") -> int:
     return rows
 
 
+def rows_of(name: str, values: Collection[Any], max_batch: int) -> int:
+    """Rows of what holds one value for each."""
+    listed = values.dim() > 0 if isinstance(values, Tensor) else isinstance(values, Collection)
+    require(name, listed and not isinstance(values, str), "one value a row", type(values).__name__)
+    return check_rows(len(values), max_batch, name)
+
+
 def check_timed(batch: int, max_batch: int, tokens: int, milliseconds: float) -> int:
     """Arguments of `Planner.timed`; returns the rows."""
     require("batch", check_rows(batch, max_batch, "batch") > 0, f"1 to {max_batch} rows (max_batch)", batch)
@@ -68,12 +76,20 @@ def check_call(
     confidence: Tensor, draft_ids: Tensor, ids: torch.dtype, draft_len: int, options: Mapping[str, Any], own: set[str]
 ) -> None:
     """Arguments of `Planner.select`; `own` are the options that the planner sets."""
+    for name, given in (("confidence", confidence), ("draft_ids", draft_ids)):
+        require(name, isinstance(given, Tensor), "a tensor", type(given).__name__)
     require("draft_ids", draft_ids.dtype == ids, f"{ids} (ids of the planner)", draft_ids.dtype)
     if confidence.dim() == 2:
         columns = confidence.shape[1]
         require("confidence", columns == draft_len, f"{draft_len} columns (draft_len)", columns)
     for name in own & set(options):
         require(name, options[name] is None, "to be left to the planner", "a value")
+
+
+def kept_of(batch: VerifyBatch) -> list[int]:
+    """Drafts kept of each row of a step."""
+    require("batch", isinstance(batch, VerifyBatch), "what select returned", type(batch).__name__)
+    return batch.keep_lens.tolist()
 
 
 def check_drafts(draft_lens: Sequence[int], kept: Sequence[int], most: int) -> list[int]:
@@ -92,8 +108,11 @@ def check_accepted(accepted: Sequence[int], kept: Sequence[int]) -> None:
 
 def counts(name: str, values: Sequence[int] | Tensor, rows: int) -> list[int]:
     """Whole numbers, one a row."""
-    given = values.tolist() if isinstance(values, Tensor) else list(values)
-    whole = len(given) == rows and all(type(n) is int or isinstance(n, Integral) for n in given)
+    given = values.tolist() if isinstance(values, Tensor) else values
+    given = list(given) if isinstance(given, Iterable) else given
+    whole = (
+        isinstance(given, list) and len(given) == rows and all(type(n) is int or isinstance(n, Integral) for n in given)
+    )
     require(name, whole, f"{rows} ints", given)
     return [int(n) for n in given]
 

@@ -22,6 +22,8 @@ from ._planner_checks import (
     check_state,
     check_timed,
     counts,
+    kept_of,
+    rows_of,
     weight_of,
 )
 from .batch import VerifyBatch
@@ -225,7 +227,7 @@ class Planner:
             Tokens of the step that are no drafts, by default one a row.  Under "history" the budget of the last step
             grows and shrinks with them, where buckets follow the batch; numbers of tokens stay what they are.
         """
-        rows = check_rows(len(requests), self.max_batch)
+        rows = rows_of("requests", requests, self.max_batch)
         base_tokens = rows if base_tokens is None else integer("base_tokens", base_tokens, 0)
         self._steps += 1
         follows = self.table.rule.follows_batch and not self._agrees
@@ -265,7 +267,7 @@ class Planner:
         VerifyBatch
             The planner's own buffers for this batch size, overwritten by the next step of that size.
         """
-        batch = check_rows(len(bonus_ids), self.max_batch)
+        batch = rows_of("bonus_ids", bonus_ids, self.max_batch)
         own = {"min_keep": self._min_keep if self.floor_every else None, "weight": self._weight}
         own = {name: values[:batch] for name, values in own.items() if values is not None}
         check_call(confidence, draft_ids, self.ids, self.draft_len, options, OWN | set(own))
@@ -331,9 +333,9 @@ class Planner:
         accepted : sequence of int [B]
             Drafts that the target accepted.
         """
-        rows = check_rows(len(requests), self.max_batch)
+        rows = rows_of("requests", requests, self.max_batch)
         draft_lens, accepted = counts("draft_lens", draft_lens, rows), counts("accepted", accepted, rows)
-        held = batch.keep_lens.tolist()
+        held = kept_of(batch)
         if rows < len(held) and bool(batch.cu_seqlens[rows] == batch.cu_seqlens[-1]):  # what is left are padding rows
             held = held[:rows]
         kept = check_drafts(draft_lens, held, self.draft_len)

@@ -282,6 +282,30 @@ def test_drafts_that_cannot_be_are_not_counted(drafts: list[int], message: str) 
     assert (made.metrics.drafts, made.metrics.kept) == (35, 35)
 
 
+def test_what_is_no_step_is_named() -> None:
+    made = planner()
+    for at, name in enumerate(("confidence", "draft_ids", "bonus_ids")):
+        expected = "one value a row" if name == "bonus_ids" else "a tensor"
+        with pytest.raises(ValueError, match=f"^{name}: expected {expected}, got NoneType$"):
+            made.select(*TOKENS[:at], None, *TOKENS[at + 1 :])  # type: ignore[arg-type]
+    made.begin(NAMES)
+    step, lens, none = made.select(*TOKENS), [DRAFT_LEN] * BATCH, [0] * BATCH
+    before = made.state_dict()
+    calls: list[tuple[tuple[Any, ...], str]] = [
+        ((None, step, lens, none), "requests: expected one value a row, got NoneType"),
+        ((NAMES, None, lens, none), "batch: expected what select returned, got NoneType"),
+        ((NAMES, step, None, none), "draft_lens: expected 8 ints, got None"),
+        ((NAMES, step, 7, none), "draft_lens: expected 8 ints, got 7"),
+        ((NAMES, step, torch.tensor(7), none), "draft_lens: expected 8 ints, got 7"),
+        ((NAMES, step, lens, None), "accepted: expected 8 ints, got None"),
+    ]
+    for call, message in calls:
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            made.observe(*call)
+    assert made.state_dict() == before
+    made.observe(NAMES, step, iter(lens), none)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("active", [1, 3, 7])
 def test_padding_rows_of_a_captured_step_are_not_observed(active: int) -> None:
     captured, alone = planner(), planner()
@@ -387,13 +411,21 @@ def test_tables_and_rows_have_to_fit() -> None:
         Planner(None, BATCH, 5)  # type: ignore[arg-type]
     made = planner()
     more = [torch.cat([t, t[:1]]) for t in TOKENS]
-    calls = (made.begin, range(9), "requests"), (lambda rows: made.select(*rows), more, "requests")
+    calls = (made.begin, range(9), "requests"), (lambda rows: made.select(*rows), more, "bonus_ids")
     for call, value, name in (*calls, (made.should_draft, 9, "batch")):
         with pytest.raises(ValueError, match=rf"^{name}: expected 0 to 8 rows \(max_batch\), got 9$"):
             call(value)  # type: ignore[operator]
     for wrong in (2.5, "3", None, -1):
         with pytest.raises(ValueError, match=rf"^batch: expected 0 to 8 rows \(max_batch\), got {wrong}$"):
             made.should_draft(wrong)  # type: ignore[arg-type]
+    for nothing, kind in (
+        (None, "NoneType"),
+        ("ab", "str"),
+        (iter(NAMES), "range_iterator|list_iterator"),
+        (torch.tensor(1), "Tensor"),
+    ):
+        with pytest.raises(ValueError, match=rf"^requests: expected one value a row, got ({kind})$"):
+            made.begin(nothing)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^confidence: expected 7 columns \(draft_len\), got 3$"):
         made.select(TOKENS[0][:, :3].contiguous(), TOKENS[1][:, :3].contiguous(), *TOKENS[2:])
 
