@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
+from .cost._values import integer
 
 INT32_MAX, UINT32_MAX = 2**31 - 1, 2**32 - 1
 
@@ -64,8 +67,15 @@ class CarriedBudget:
         """Everything, as plain Python values."""
         return {"next_budget": self.next_budget.tolist(), "base": self._base}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """What `state` returned, once more."""
-        self.next_budget.copy_(torch.tensor(state["next_budget"], dtype=torch.int32))
-        self._base, self._calls, self._grown = state["base"], state["next_budget"][1] & UINT32_MAX, 0
+    @staticmethod
+    def parse(state: dict[str, Any]) -> tuple[Tensor, int | None]:
+        """What `state` returned, checked, for `restore`."""
+        budget, calls = state["next_budget"]
+        base = state["base"] if state["base"] is None else integer("base", state["base"], 0)
+        return torch.tensor([integer("budget", budget, 0), calls], dtype=torch.int32), base
+
+    def restore(self, next_budget: Tensor, base: int | None) -> None:
+        """What `parse` returned, once more."""
+        self.next_budget.copy_(next_budget)
+        self._base, self._calls, self._grown = base, int(next_budget[1]) & UINT32_MAX, 0
         self.publish()

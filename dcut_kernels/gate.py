@@ -33,8 +33,6 @@ class Gate:
     ----------
     expectation : Expectation
         Tokens that drafting promises.
-    pace : Pace
-        What timed steps say of costs.
     idle : int
         Steps since the last drafted one.
     drafting : bool, optional
@@ -44,13 +42,17 @@ class Gate:
     def __init__(self, draft_len: int, probe_every: int, min_gain: float) -> None:
         self.expectation, self.probe_every, self.min_gain, self.idle = Expectation(draft_len), probe_every, min_gain, 0
         self.drafting: bool | None = None
-        self.pace = Pace(SHARE)
+        self._paces: dict[int, Pace] = {}  # by the next power of two: a table may be wrong at one size alone
         self._every: float = probe_every  # steps from one probe to the next
         self._more = 0  # steps of the present probe that are left
         self._share = self._stands = 1  # steps that each of them stands for, and that what is learned next does
         self._skipped = 0  # drafted steps since the last one that was learned from
         self._gain = 1.0  # of drafting, at the last decision
         self._best: dict[int, tuple[float, float]] = {}  # gain of drafting and its cost in plain steps, by rows
+
+    def pace(self, rows: int) -> Pace:
+        """What timed steps of about so many requests say of costs."""
+        return self._paces.setdefault(max(0, rows - 1).bit_length(), Pace(SHARE))
 
     def choose(
         self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float, timeable: bool = True
@@ -59,8 +61,8 @@ class Gate:
         if self.expectation.seen < ENOUGH:
             return True, True
         if self.pays(rows, budgets, costs, plain):
-            return not self.pace.tries(self._gain, timeable), False
-        if self.pace.tries_drafting(self._gain, self._best[rows][1], timeable):
+            return not self.pace(rows).tries(self._gain, timeable), False
+        if self.pace(rows).tries_drafting(self._gain, self._best[rows][1], timeable):
             return True, False
         probe = self.probes(rows)
         return probe, probe
@@ -79,7 +81,7 @@ class Gate:
         """
         if rows not in self._best:
             rate, cost = self.expectation.best(rows, budgets, costs)
-            self._best[rows] = rate * plain / rows * self.pace.correction(), cost / plain
+            self._best[rows] = rate * plain / rows * self.pace(rows).correction(), cost / plain
         gain, plain_steps = self._best[rows]
         lost = (1 - gain) * plain_steps * _steps_of_a_probe(rows) + SETTLING
         self._every = min(self.probe_every, max(SOONEST, lost / SHARE))
@@ -140,9 +142,9 @@ class Gate:
         self._stands = 1
         self.forget_rates()
 
-    def time(self, drafted: bool, ratio: float) -> None:
-        """Count a step that was timed; arguments as of `Pace.add`."""
-        if self.pace.add(drafted, ratio):
+    def time(self, rows: int, drafted: bool, ratio: float) -> None:
+        """Count a step of so many requests that was timed; other arguments as of `Pace.add`."""
+        if self.pace(rows).add(drafted, ratio):
             self.forget_rates()
 
     def forget_rates(self) -> None:
@@ -153,14 +155,15 @@ class Gate:
         """Everything that was learned, as plain Python values."""
         return {
             "expectation": self.expectation.state(),
-            "ratios": list(self.pace.ratios),
+            "ratios": {size: list(pace.ratios) for size, pace in self._paces.items() if pace.ratios},
             "idle": self.idle,
             "drafting": self.drafting,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """What `state` returned, once more."""
-        self.expectation, self.pace = Expectation(**state["expectation"]), Pace(SHARE, state["ratios"])
+        self.expectation = Expectation(**state["expectation"])
+        self._paces = {size: Pace(SHARE, ratios) for size, ratios in state["ratios"].items()}
         self.idle, self.drafting = state["idle"], state["drafting"]
         self.forget_rates()
 

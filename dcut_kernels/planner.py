@@ -32,7 +32,7 @@ from .calibration import Calibration
 from .calibration.table import fit_of, restore_fit
 from .carried import INT32_MAX, CarriedBudget, NextBudget
 from .cost import CostTable
-from .cost._values import integer
+from .cost._values import integer, require
 from .gate import Gate
 from .lossless import ConfidenceSource, DrafterKind, DraftSampling, Policy, Score, require_lossless
 from .metrics import UNIT, Metrics, RequestStats
@@ -272,9 +272,10 @@ class Planner:
         own = {name: values[:batch] for name, values in own.items() if values is not None}
         check_call(confidence, draft_ids, self.ids, self.draft_len, options, OWN | set(own))
         options |= own
-        used = tables or self.buckets.dense
+        used = self.buckets.dense if tables is None else tables
+        require("tables", isinstance(used, StepTables), "what tables returned", type(used).__name__)
         budgets, costs, envelope, _ = used
-        capacity = capacity or self.capacity or batch * (self.draft_len + 1)
+        capacity = self.capacity or batch * (self.draft_len + 1) if capacity is None else integer("capacity", capacity)
         if envelope is not None:
             options["envelope"] = envelope
         if self.policy == "history":
@@ -401,7 +402,7 @@ class Planner:
         plain = self.buckets.plain(batch)
         cost = self.buckets.cost_of(batch, tokens) if drafted else plain
         if plain is not None and cost is not None:
-            self.gate.time(drafted, milliseconds / cost)
+            self.gate.time(batch, drafted, milliseconds / cost)
 
     def state_dict(self) -> dict[str, Any]:
         """What is worth keeping over a restart; `load_state_dict` of a planner made alike restores it."""
@@ -432,11 +433,12 @@ class Planner:
         try:
             metrics = Metrics.of(state["metrics"])
             gate.restore(state["gate"])
+            carried = self._carried.parse(state["carried"])
             learned = restore_fit(self.calibration, state["calibration"])
-            self._carried.restore(state["carried"])
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"state: expected what state_dict returned, got another one: {error!r}") from None
         self.metrics, self.gate, self._priority = metrics, gate, state["priority"]
         self._steps = state["steps"]
+        self._carried.restore(*carried)
         if learned:
             self.calibrate()

@@ -170,7 +170,7 @@ def decode(table_gain: float, true_gain: float, seed: int, steps: int = 1000) ->
         drafts, probes = gate.choose(1, [2], [TOKENS / table_gain], plain=1.0)
         took, priced = (TOKENS / true_gain, TOKENS / table_gain) if drafts else (1.0, 1.0)
         if not probes:
-            gate.time(drafts, took / priced * rng.lognormvariate(0, 0.1))
+            gate.time(1, drafts, took / priced * rng.lognormvariate(0, 0.1))
         time, tokens = time + took, tokens + (TOKENS if drafts else 1.0)
         late += drafts and step >= steps // 2
     return tokens / time / max(1.0, true_gain), 2 * late / steps
@@ -194,8 +194,24 @@ def test_no_trial_in_steps_that_will_not_be_timed() -> None:
         answers = []
         for _ in range(2000):
             answers.append(gate.choose(*call, timeable=timeable))
-            gate.time(answers[-1][0], 1.0)
+            gate.time(1, answers[-1][0], 1.0)
         assert any(drafts and not probes for drafts, probes in answers) == timeable
+
+
+@pytest.mark.parametrize("period", [1, 3, 100])
+@pytest.mark.parametrize(("table_gain", "ratio"), [(1.2, 1.25), (0.95, 0.75)])
+def test_a_table_that_is_wrong_at_one_size_alone(period: int, table_gain: float, ratio: float) -> None:
+    """Five to eight requests take longer to draft than it says, or less long; one takes as long."""
+    gate, late = Gate(1, 1024, 0.05), {1: 0, 5: 0, 8: 0}
+    gate.expectation = Expectation(draft_len=1, curve=[1.0, TOKENS], promised=1.0, kept=1.0, seen=1e9, judged=1e9)
+    for step in range(8000):
+        rows = 1 if step // period % 2 else (5, 8)[step // period // 2 % 2]
+        drafts, probes = gate.choose(rows, [2 * rows], [TOKENS / table_gain], plain=1.0)
+        late[rows] += drafts and step >= 7000
+        if not probes:
+            gate.time(rows, drafts, ratio if drafts and rows > 1 else 1.0)
+    assert [late[1] > 400, late[5] > 150, late[8] > 150] == [table_gain > 1, ratio < 1, ratio < 1]
+    assert min(late[1], late[5], late[8]) < 50
 
 
 def test_the_gate_uses_a_trial_at_once_and_keeps_it() -> None:
@@ -204,19 +220,19 @@ def test_the_gate_uses_a_trial_at_once_and_keeps_it() -> None:
     call = (1, [2], [TOKENS / 1.1], 1.0)
     steps = 0
     while (choice := gate.choose(*call)) == (True, False):
-        gate.time(True, 1.0)
+        gate.time(1, True, 1.0)
         steps += 1
     assert steps == math.ceil((TRIAL * (1 - 1 / 1.1) + 1) / SHARE * 2 / (TRIALS + 2))
     assert choice == (False, False)  # a trial is no probe
     for _ in range(TRIAL):
         assert gate.choose(*call) == (False, False)
         assert gate.idle == 0
-        gate.time(False, 0.8)
+        gate.time(1, False, 0.8)
     assert gate.choose(*call) == (False, False)
     assert gate.idle == 1
     restored = Gate(1, 1024, 0.05)
     restored.restore(gate.state())
     assert restored.state() == gate.state()
-    assert list(restored.pace.ratios) == pytest.approx([0.8])
+    assert list(restored.pace(1).ratios) == pytest.approx([0.8])
     assert not restored.pays(*call)
-    assert restored.pace.share == SHARE
+    assert restored.pace(1).share == SHARE

@@ -205,14 +205,18 @@ def test_timed_steps_are_compared_with_their_costs() -> None:
             break
         made.timed(batch, tokens, True, 2 * cost)
     assert not made.probing
-    for batch, cost in ((8, 4.0), (8, 4.0), (1, 3.5), (8, 4.0), (1, 3.5)) * 2:
+    for _ in range(10):
         assert not made.should_draft(8)
-        made.timed(batch, batch, False, cost / 2)
-    assert list(made.gate.pace.ratios) == [0.25]
+        made.timed(8, 8, False, 4.0 / 2)
+        made.timed(1, 1, False, 3.5 / 2)
+    for rows in (8, 5, 1):
+        assert list(made.gate.pace(rows).ratios) == [0.25]
+    assert list(made.gate.pace(4).ratios) == []
     assert (made.metrics.plain, made.metrics.probes) == (seen[0] + 11, seen[1])
     saved = planner()
     saved.load_state_dict(made.state_dict())
-    assert list(saved.gate.pace.ratios) == [0.25]
+    assert list(saved.gate.pace(8).ratios) == [0.25]
+    assert saved.state_dict() == made.state_dict()
 
 
 def test_steps_without_a_cost_are_not_compared() -> None:
@@ -222,9 +226,9 @@ def test_steps_without_a_cost_are_not_compared() -> None:
     unpriced = planner(CostTable((8,), ((5.0, 8.0, 11.0, 14.0),), RATIOS))
     unpriced.timed(8, 8, True, 1.0)
     for untouched in (made, unpriced):
-        assert vars(untouched.gate.pace) == vars(planner().gate.pace)
+        assert vars(untouched.gate.pace(8)) == vars(planner().gate.pace(8))
     made.timed(8, 16, True, 1.0)
-    assert vars(made.gate.pace) != vars(planner().gate.pace)
+    assert vars(made.gate.pace(8)) != vars(planner().gate.pace(8))
 
 
 def test_a_step_that_will_not_be_timed_is_not_tried_the_other_way() -> None:
@@ -288,6 +292,13 @@ def test_what_is_no_step_is_named() -> None:
         expected = "one value a row" if name == "bonus_ids" else "a tensor"
         with pytest.raises(ValueError, match=f"^{name}: expected {expected}, got NoneType$"):
             made.select(*TOKENS[:at], None, *TOKENS[at + 1 :])  # type: ignore[arg-type]
+    for name, wrong, expected in (
+        ("capacity", 4.0, "an int from 1 to 2147483647, got 4.0"),
+        ("capacity", 0, "an int from 1 to 2147483647, got 0"),
+        ("tables", 3, "what tables returned, got int"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{name}: expected {expected}$"):
+            made.select(*TOKENS, **{name: wrong})  # type: ignore[arg-type]
     made.begin(NAMES)
     step, lens, none = made.select(*TOKENS), [DRAFT_LEN] * BATCH, [0] * BATCH
     before = made.state_dict()
@@ -543,6 +554,18 @@ def test_states_that_are_none(name: str) -> None:
             continue  # as of one without
         with pytest.raises(ValueError, match=r"^state: expected"):
             other.load_state_dict(wrong)
+        assert other.state_dict() == before
+    for carried in (
+        {"next_budget": [-1, 0]},
+        {"next_budget": [5, "x"]},
+        {"next_budget": [1]},
+        {"base": "x"},
+        {"base": -1},
+    ):
+        other = planner(calibration=PositionRates(DRAFT_LEN))
+        before = other.state_dict()
+        with pytest.raises(ValueError, match=r"^state: expected what state_dict returned"):
+            other.load_state_dict(before | {"carried": before["carried"] | carried})
         assert other.state_dict() == before
     with pytest.raises(ValueError, match=r"^state: expected what state_dict returned, got NoneType$"):
         planner().load_state_dict(None)  # type: ignore[arg-type]

@@ -130,7 +130,7 @@ class Engine:
             self.planner.observe(self.scheduler.running, batch, drafts.draft_lens.tolist(), accepted)
         times.append(time.perf_counter())
         keep_lens, (bucket, _, verified, _) = batch.keep_lens.tolist(), batch.decision.tolist()
-        if self.planner and self.policy.auto and (len(self.drafted) or self.planner.gate.pace.listens):
+        if self.planner and self.policy.auto and (len(self.drafted) or self.planner.gate.pace(len(keep_lens)).listens):
             self._time(self.planner, keep_lens, verified, 1000 * (times[-1] - times[0]))
         update, draft, choose, verify, commit = (b - a for a, b in pairwise(times))
         seconds = {"draft": draft, "select": choose, "verify": verify, "rest": update + commit}
