@@ -189,12 +189,12 @@ def test_the_faster_way_wins_where_the_table_is_wrong(error: float, true_gain: f
 def test_no_trial_in_steps_that_will_not_be_timed() -> None:
     gate = Gate(1, 10**9, 0.05)
     gate.expectation = Expectation(draft_len=1, curve=[1.0, TOKENS], promised=1.0, kept=1.0, seen=1e9, judged=1e9)
-    call = (1, [2], [TOKENS / 0.95], 1.0)
+    call = (8, [16], [TOKENS / 0.95], 1.0)
     for timeable in (False, True):
         answers = []
         for _ in range(2000):
             answers.append(gate.choose(*call, timeable=timeable))
-            gate.time(1, answers[-1][0], 1.0)
+            gate.time(8, answers[-1][0], 1.0)
         assert any(drafts and not probes for drafts, probes in answers) == timeable
 
 
