@@ -51,7 +51,7 @@ def check_rows(rows: int, max_batch: int, name: str = "requests") -> int:
 def rows_of(name: str, values: Collection[Any], max_batch: int) -> int:
     """Rows of what holds one value for each."""
     listed = values.dim() > 0 if isinstance(values, Tensor) else isinstance(values, Collection)
-    require(name, listed and not isinstance(values, str), "one value a row", type(values).__name__)
+    require(name, listed, "one value a row", type(values).__name__)
     return check_rows(len(values), max_batch, name)
 
 

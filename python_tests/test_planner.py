@@ -431,7 +431,7 @@ def test_tables_and_rows_have_to_fit() -> None:
             made.should_draft(wrong)  # type: ignore[arg-type]
     for nothing, kind in (
         (None, "NoneType"),
-        ("ab", "str"),
+        (7, "int"),
         (iter(NAMES), "range_iterator|list_iterator"),
         (torch.tensor(1), "Tensor"),
     ):
