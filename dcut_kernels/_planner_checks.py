@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from . import ops
+from ._check import INT32_MAX
 from .batch import VerifyBatch
 from .calibration import Calibration
-from .carried import INT32_MAX
 from .cost import CostTable
 from .cost._values import integer, number, require
 
@@ -41,7 +41,7 @@ def check_options(
     require("agree", not agree or policy == "history", f"False with policy {policy!r}", agree)
 
 
-def check_rows(rows: int, max_batch: int, name: str = "requests") -> int:
+def check_rows(rows: int, max_batch: int, name: str) -> int:
     """A number of rows."""
     valid = isinstance(rows, Integral) and 0 <= rows <= max_batch
     require(name, valid, f"0 to {max_batch} rows (max_batch)", rows)

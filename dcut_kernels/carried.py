@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._check import INT32_MAX
 from .cost._values import integer
 
-INT32_MAX, UINT32_MAX = 2**31 - 1, 2**32 - 1
+UINT32_MAX = 2**32 - 1
 
 
 class NextBudget(NamedTuple):

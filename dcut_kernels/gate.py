@@ -52,7 +52,10 @@ class Gate:
 
     def pace(self, rows: int) -> Pace:
         """What timed steps of about so many requests say of costs."""
-        return self._paces.setdefault(max(0, rows - 1).bit_length(), Pace(SHARE))
+        size = max(0, rows - 1).bit_length()
+        if size not in self._paces:
+            self._paces[size] = Pace(SHARE)
+        return self._paces[size]
 
     def choose(
         self, rows: int, budgets: Sequence[int], costs: Sequence[float], plain: float, timeable: bool = True

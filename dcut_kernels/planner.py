@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import ops
+from ._check import INT32_MAX
 from ._planner_checks import (
     OWN,
     check_accepted,
@@ -30,7 +31,7 @@ from .batch import VerifyBatch
 from .buckets import Buckets, StepTables
 from .calibration import Calibration
 from .calibration.table import fit_of, restore_fit
-from .carried import INT32_MAX, CarriedBudget, NextBudget
+from .carried import CarriedBudget, NextBudget
 from .cost import CostTable
 from .cost._values import integer, require
 from .gate import Gate

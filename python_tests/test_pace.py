@@ -133,7 +133,7 @@ def test_steps_that_are_not_timed_put_a_drafted_trial_off() -> None:
 
 
 def test_drafted_trials_become_rarer_whether_or_not_they_tell_anything() -> None:
-    pace, answers = Pace(0.01), []
+    pace = Pace(0.01)
     pace.add(False, 1.0)
     answers = [pace.tries_drafting(1.0, 2.0) for _ in range(20 + 30 + 40 + 1)]
     begins = [at + 1 for at, (a, b) in enumerate(pairwise([False, *answers])) if b and not a]
